@@ -55,9 +55,8 @@ class PrefectReporter(Reporter):
         """Show a progress bar for a run that starts or resumes."""
         super().begin(run_id, total, done, gives_verdict)
         with _server_may_be_away():
-            made = create_progress_artifact(
-                100.0 * done / total, key="progress", description=f"{run_id}: iteration {done} of {total}"
-            )
+            said = f"{run_id}: iteration {done} of {total}"
+            made = create_progress_artifact(100.0 * done / total, key="progress", description=said)
             self._artifact = cast("UUID", made)  # only asynchronous flows await it
 
     def iteration(self, record: IterationRecord) -> None:
@@ -105,16 +104,14 @@ def name_given_in_prefect() -> str | None:
 @_server_may_be_away()
 def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
     """Publish an artefact with one line for each other place where the run can be viewed."""
-    page = dashboard_page(run_id)
     if server := tracking.uri:
         mlflow = f"[{server}]({experiments_page(server)}), after its first iteration"
     else:
         serve, then = serve_command(home.mlflow_uri), experiments_page(LOCAL_SERVER)
         mlflow = f"after its first iteration: `{serve}`, then <{then}>"
+    page, by_hand = dashboard_page(run_id), f"`spotlight ui`, then `?run={run_id}` after its address"
     places = {
-        "Dashboard": f"[{run_id}]({page})"
-        if page
-        else f"`spotlight ui`, then `?run={run_id}` after its address",
+        "Dashboard": f"[{run_id}]({page})" if page else by_hand,
         "Report": f"the button *Report* of the dashboard, or `spotlight report {run_id}`",
     }
     if "mlflow" in tracking.to:
@@ -137,7 +134,10 @@ def flow_run_page() -> str | None:
 @_server_may_be_away()
 def show_result(result: Mapping[str, Any]) -> None:
     """Publish a table of the named results, in the order given."""
-    rows = [{"figure": name, "value": _shown(value)} for name, value in result.items()]
+    rows = [
+        {"figure": name, "value": f"{value:.6g}" if isinstance(value, float) else str(value)}
+        for name, value in result.items()
+    ]
     create_table_artifact(rows, key="result", description="Result of the run")
 
 
@@ -150,29 +150,15 @@ def show_differences(differences: list[dict[str, str]]) -> None:
 
 @_server_may_be_away()
 def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
-    """Publish a table of simulated policies: the median of each figure, its lowest and highest in brackets.
-
-    Args:
-        policies: rows of `spotlight what-if --json`.
-    """
-    rows = [
-        {
-            name: _spread(value)
-            for name, value in policy.items()
-            if name != "milestones"  # `show_conclusions` has them
-        }
-        for policy in policies
-    ]
+    """Publish the rows of `spotlight what-if --json`: the median of each figure, lowest and highest."""
+    # `show_conclusions` has the milestones.
+    rows = [{name: _spread(each) for name, each in row.items() if name != "milestones"} for row in policies]
     create_table_artifact(rows, key="what-if", description="Simulated: time and cost of each policy")
 
 
 @_server_may_be_away()
 def show_conclusions(result: Mapping[str, Any]) -> None:
-    """Publish the conclusions from simulated policies, and the cost of each up to shares of the progress.
-
-    Args:
-        result: the output of `spotlight what-if --json`.
-    """
+    """Publish the conclusions of `spotlight what-if --json`, and the cost of each policy's milestones."""
     counted = result.get("counted_in_words")
     lines = [f"- {line}" for line in [*([counted] if counted else []), *result["conclusions"]]]
     reached = [(policy["policy"], each) for policy in result["policies"] for each in policy["milestones"]]
@@ -201,7 +187,3 @@ def _spread(value: object) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _shown(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -23,12 +23,9 @@ def given_configuration(
     cluster: str | None = None,
     needs_task: bool = True,
 ) -> RunConfig:
-    """Return the configuration from its parts; relative paths are taken from this process's folder.
+    """Return the configuration of `given_with_sources`, without the sources.
 
     Args: those of `given_with_sources`.
-
-    Raises:
-        ConfigurationError: any problem, one line each.
     """
     return given_with_sources(preset, settings, ray_address, None, cluster, needs_task)[0]
 
@@ -41,15 +38,16 @@ def given_with_sources(
     cluster: str | None = None,
     needs_task: bool = True,
 ) -> tuple[RunConfig, Mapping[KeyPath, str]]:
-    """Return what `given_configuration` does, and where each value came from, as `load_with_sources` does.
+    """Return a configuration, and where each value came from, as `load_with_sources` does.
+
+    Relative paths are taken from this process's folder.
 
     Args:
         preset: a preset's name, or a TOML file.
         settings: those that a person gives.
-        ray_address: a running Ray cluster; None keeps that of the settings.
+        ray_address, cluster: what starts the processes; None keeps that of the settings.
         base: an earlier run's configuration, in place of the defaults.
-        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
-        needs_task: as of `with_read_options`.
+        needs_task: False for a run that is only sized, which may have neither reward nor prompts.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -71,13 +69,10 @@ def configuration_to_resume(
     """Return an earlier run's configuration with the changes a resumed run may make.
 
     These are where it runs, how long it may go on and, with gradient shards, how many devices train.
-
     The environment may change where figures and checkpoints are copied to: a server may be gone for good.
 
     Args:
-        config: the one that the run was started with.
-        cluster: the kind of cluster that starts the processes; None keeps it, unless an address is given.
-        ray_address: a running Ray cluster; None keeps it.
+        cluster, ray_address: what starts the processes; None keeps it.
         limits: settings of how long it may go on, `name=value` each.
         trainers: another `runtime.trainer_workers`; None keeps it.
 
@@ -118,11 +113,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def look_at_inputs(config: RunConfig) -> None:
-    """Do the first part of `run_preflight`, which needs no library that is slow to import.
-
-    Raises:
-        SpotlightError: the first input that the run could not work with.
-    """
+    """Do the first part of `run_preflight`, which needs no library that is slow to import."""
     from tasks.checks.quick_checks import check_inputs
 
     check_inputs(config)
@@ -134,11 +125,7 @@ def look_at_model(
     """Do the second part of `run_preflight`, which takes seconds.
 
     Args:
-        here: True if this process will be the run's driver.
         meanwhile: called while another process does the checks, or before them.
-
-    Raises:
-        SpotlightError: the first input that the run could not work with.
     """
     from tasks.checks.early_check import Checks, begin_check
 

@@ -17,7 +17,7 @@ from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, PURPOSE_VARIABLE, Home
 from storage.processes import python_command
 from storage.record.run_store import RunStore
-from tasks.chaos.faults import Done, Fault, FaultInjector, inject, left_of, simulated_notices
+from tasks.chaos.faults import Done, Fault, FaultInjector, injected, left_of
 
 if TYPE_CHECKING:  # it imports Ray
     from tasks.chaos.replayed_trace import TraceReplay
@@ -34,11 +34,8 @@ class DisturbedRun:
     """The outcome of a run under faults.
 
     Attributes:
-        done: the faults that were injected.
-        left: those that found no target before it ended; their times count from its end.
-        restarts: resumptions.
+        left: faults that found no target before it ended; their times count from its end.
         hung: True if it wrote nothing for `HANG_S` and was ended.
-        wall_s: from its start to its end.
     """
 
     done: tuple[Done, ...]
@@ -55,23 +52,18 @@ def disturb(
     faults: Sequence[Fault],
     replay: TraceReplay | None = None,
 ) -> DisturbedRun:
-    """Train a run under faults.
+    """Train a run under faults, which are timed from its start.
 
     Args:
         arguments: those of `spotlight train` for it.
-        faults: faults, timed from its start.
         replay: a trace whose instances the run joins by its arguments; begins with its first phase.
 
     Raises:
         RuntimeFailure: the faults could not be injected, or the run did not begin.
     """
     began, restarts, hung = time.monotonic(), 0, False
-    child: subprocess.Popen[bytes] | None = None
-    with (
-        simulated_notices() as notices,
-        inject(home, run_id, faults, notices, lambda: _server_pid(home)) as injector,
-    ):
-        asked = ["--set", f"runtime.notices=gcp@{notices.url}"]
+    with injected(home, run_id, faults, lambda: _server_pid(home)) as (injector, notices_url):
+        asked = ["--set", f"runtime.notices=gcp@{notices_url}"]
         train = ("train", "--run-id", run_id, *arguments, *(asked if replay is None else ()))
         child = start(home, *train)
         while True:
@@ -99,10 +91,7 @@ def disturb(
 
 
 def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a command of ours in a separate process whose output goes to our standard error.
-
-    It ends when this process does.
-    """
+    """Start a command of ours, which ends with this process; its output goes to our standard error."""
     environment = os.environ | {HOME_VARIABLE: str(home.path), PURPOSE_VARIABLE: "chaos"}
     return launch(python_command("-m", "flows.cli.command_line", *arguments), environment, sys.stderr)
 
@@ -112,7 +101,6 @@ def _has_begun(home: Home, run_id: str) -> bool:
 
 
 def _server_pid(home: Home) -> int | None:
-    """Return the pid of the Prefect server of the run's home; None without one."""
     note = living_server(home)
     return None if note is None else note.pid
 

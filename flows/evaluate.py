@@ -33,7 +33,7 @@ def evaluate_model(
         run_id: the run whose newest checkpoint is scored; None scores the untouched model.
         images: an empty folder for the images, in GenEval's layout; None keeps none.
         compare: an earlier evaluation, or a run that was evaluated, to compare with.
-        evaluation_id: its identifier, not used before; made up where it is missing.
+        evaluation_id: an unused one; made up if None.
         preset: that the configuration comes from, or the run was started with; empty for none.
 
     Returns:

@@ -18,7 +18,7 @@ which generates only what they did not reach.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -66,16 +66,13 @@ COMMIT_WAIT_S = 60.0
 def train_run(
     config: RunConfig, run_id: str | None = None, preset: str = "", purpose: str = "", decisions: str = ""
 ) -> dict[str, Any]:
-    """Post-train a diffusion transformer by reinforcement learning.
+    """Post-train a diffusion transformer by reinforcement learning; returns the run's summary.
 
     Args:
         run_id: a run to resume, or the identifier of the new one; made up where it is missing.
         preset: that the configuration of a new run comes from, as a person gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
         decisions: `storage.environment.DECISIONS` of the run that a new one reproduces; empty for none.
-
-    Returns:
-        The run's summary: scores before and after, wall-clock, cost.
     """
     home = Home.from_environment().ensure()
     run_id = run_id or new_run_id(config.name)
@@ -160,7 +157,6 @@ def enter_run(
     """Record that this process works on the run, new or interrupted.
 
     Args:
-        preset: preset that a new run was started with.
         given: further facts to store with a new run; empty ones are left out.
 
     Raises:
@@ -174,13 +170,8 @@ def enter_run(
     except RunNotFoundError:
         check_run_id(run_id)
         refuse_unfit_decisions(given or {}, config.exploration)
-        facts = (
-            environment()
-            | input_digests(config.model, config.prompts)
-            | plugin_facts(config)
-            | preset_fact(preset)
-        )
-        facts |= {name: value for name, value in (given or {}).items() if value}
+        facts = environment() | input_digests(config.model, config.prompts) | plugin_facts(config)
+        facts |= preset_fact(preset) | {name: value for name, value in (given or {}).items() if value}
         store.create_run(run_id, config, facts, os.getpid())
         return
     check_resumable(known, os.getpid())
@@ -283,40 +274,38 @@ def _catch_up(session: Session, done: int) -> None:
 
 
 def _note_troubles(session: Session, collected: Collected) -> None:
-    """Record an event for each worker that died or did not start since the last call, and each clock jump.
+    """Record an event for each trouble since the last call: what was lost, a storm, a jump of the clock.
 
-    It also records preemption storms, and devices of another kind that have joined. The terminal names those
-    that did not start, as nothing else shows them before the end.
-
-    Args:
-        collected: events of devices, and messages about capacity.
+    The terminal names workers that did not start, as nothing else shows them before the end.
     """
+    add_event = partial(session.store.add_event, session.run_id)
     session.note_devices()
-    lost, failed = session.runtime.lost_workers, session.runtime.failed_starts
-    for worker in lost[session.losses_noted :]:
-        session.store.add_event(
-            session.run_id, "worker_lost", f"worker {worker} died; what it held was done again"
-        )
-    for start in failed[session.failed_starts_noted :]:
-        session.store.add_event(session.run_id, "failed_start", start.in_words)
+    for worker in _new(session, "lost_workers"):
+        add_event("worker_lost", f"worker {worker} died; what it held was done again")
+    for start in _new(session, "failed_starts"):
+        add_event("failed_start", start.in_words)
         reporter().note(f"worker {start.in_words}")
-    standbys = session.runtime.lost_standbys
-    for happened in standbys[session.lost_standbys_noted :]:
-        session.store.add_event(session.run_id, "standby_lost", f"{happened}; another one is started")
-    session.losses_noted, session.failed_starts_noted = len(lost), len(failed)
-    session.lost_standbys_noted = len(standbys)
+    for happened in _new(session, "lost_standbys"):
+        add_event("standby_lost", f"{happened}; another one is started")
     for note in collected.notes:
-        session.store.add_event(session.run_id, "capacity", note)
+        add_event("capacity", note)
     if storm := session.storm.after(collected.device_events):
-        session.store.add_event(session.run_id, "storm", storm)
+        add_event("storm", storm)
         reporter().note(storm)
     for jump in process_clock().take_jumps():
         message = (
             f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times go on "
             "from where they were, and no duration or cost has changed"
         )
-        session.store.add_event(session.run_id, "clock_jump", message)
+        add_event("clock_jump", message)
         reporter().note(message)
+
+
+def _new(session: Session, kind: str) -> Sequence[Any]:
+    """Return what one of the runtime's lists has gained since the last call."""
+    found, known = getattr(session.runtime, kind), session.noted[kind]
+    session.noted[kind] = len(found)
+    return found[known:]
 
 
 def _evaluate_if_due(session: Session, iteration: int) -> bool:

@@ -22,7 +22,6 @@ _SPEED_PERIOD_S = 7 * 86_400.0
 
 
 OnIteration = Callable[[int, Mapping[str, float]], object]
-"""A function that is called with the number of each committed iteration and its metrics."""
 
 
 class _NotebookBar(Progress):
@@ -52,14 +51,11 @@ class _NotebookBar(Progress):
 
 
 class Reporter:
-    """A reporter of a run's events to a console.
-
-    Attributes:
-        on_iteration: function to call after each committed iteration; what it raises ends the run.
-    """
+    """A reporter of a run's events to a console."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.on_iteration: OnIteration | None = None
+        """Called with each committed iteration's number and metrics; what it raises ends the run."""
         self._console = console or terminal.console()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -73,11 +69,7 @@ class Reporter:
 
     @contextmanager
     def stage(self, doing: str) -> Iterator[None]:
-        """Show a part of the start on a terminal while it runs, then print a line with the time it took.
-
-        Args:
-            doing: the work in words, as in "start 3 devices".
-        """
+        """Show a part of the start on a terminal while it runs, then print a line with the time it took."""
         began = time.monotonic()
         with self._console.status(Text(f"{doing} ...")) if self._console.is_terminal else nullcontext():
             yield
@@ -87,7 +79,6 @@ class Reporter:
         """Report that a run starts, or resumes after `done` of `total` iterations.
 
         Args:
-            done: number of those that are finished.
             gives_verdict: True if its scorer calls some images exact; otherwise no line mentions them.
         """
         self._total, self._gives_verdict = total, gives_verdict

@@ -21,23 +21,19 @@ from storage.errors import DriftError, SpotlightError
 from storage.evaluations.reproductions import Reference, Reproduction, reference_of, write_reproduction
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tasks.reproduction.comparison import compare
-from tasks.reproduction.scored_again import evaluate_again
+from tasks.comparison import compare
+from tasks.evaluation import evaluate_again
 
 
 @flow(name="reproduce", persist_result=False)
 def reproduce(form: ReproductionForm, run_id: str | None = None) -> dict[str, Any]:
-    """Do a recorded run again and compare.
-
-    Args:
-        form: what to do again, and how far apart it may be.
-        run_id: identifier of the run that does it; made up where it is missing.
+    """Do a recorded run again, as `run_id` or a made-up name, and compare.
 
     Returns:
         The verdict, scores, their interval and what differs.
 
     Raises:
-        DriftError: it came to something else; what differs is in the message and in the record.
+        DriftError: the results differ; the message and the record name the differences.
     """
     done = do_again(form, run_id)
     refuse_drift(done)
@@ -47,11 +43,7 @@ def reproduce(form: ReproductionForm, run_id: str | None = None) -> dict[str, An
 def do_again(
     form: ReproductionForm, run_id: str | None = None, named: Callable[[str], None] = lambda name: None
 ) -> Reproduction:
-    """Reproduce the run, compare, and write the row; a drift is a verdict like any other.
-
-    Args:
-        named: called with that identifier before it starts.
-    """
+    """Reproduce the run, whose name `named` gets before, compare, and write the row; refuses no drift."""
     home = Home.from_environment().ensure()
     store = RunStore(home)
     store.reconcile()
@@ -84,11 +76,7 @@ def do_again(
 
 
 def refuse_drift(done: Reproduction) -> None:
-    """Refuse a run whose results differ from its reference.
-
-    Raises:
-        DriftError: the results differ; the message names the differences.
-    """
+    """Raise a DriftError that names the differences, if a run's results differ from its reference."""
     if done.verdict == "drifted":
         raise DriftError(f"{done.reference} done again as {done.reproduction_id} drifted: {done.message}")
 

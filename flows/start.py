@@ -62,15 +62,9 @@ def train(
     cluster: str | None = None,
     ray_address: str | None = None,
 ) -> dict[str, Any]:
-    """Train a new run to its end.
+    """Do `spotlight.train`; returns the result, as `storage.record.results.run_result` does.
 
     Args: those of `spotlight.train`.
-
-    Returns:
-        The run's result, as `storage.record.results.run_result` returns it.
-
-    Raises:
-        SpotlightError: the run was refused before its start, or failed.
     """
     with stops_in_order("Stopped before the run began; nothing is kept."):
         if run_id is not None:
@@ -95,15 +89,9 @@ def resume(
     take_over: bool = False,
     trainers: int | None = None,
 ) -> dict[str, Any]:
-    """Resume a run that was killed, cancelled or failed, from its last committed iteration.
+    """Do `spotlight.resume`; returns the result, as `storage.record.results.run_result` does.
 
     Args: those of `spotlight.resume`.
-
-    Returns:
-        The same as `train` returns.
-
-    Raises:
-        SpotlightError: the run was refused before its start, or failed.
     """
     with stops_in_order(f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"):
         home = Home.from_environment().ensure()
@@ -129,15 +117,9 @@ def evaluate(
     images: str | Path | None = None,
     compare: str | None = None,
 ) -> dict[str, Any]:
-    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts.
+    """Do `spotlight.evaluate`; returns the figures, as `flows.evaluate.evaluate_model` does.
 
     Args: those of `spotlight.evaluate`.
-
-    Returns:
-        The same as `flows.evaluate.evaluate_model` returns.
-
-    Raises:
-        SpotlightError: the evaluation was refused before its start, or failed.
     """
     from flows.judges import judges_beside
     from flows.server.prefect_server import prefect_server
@@ -172,9 +154,6 @@ def new_configuration(
     """Return a new run's configuration, with the prices of its price book.
 
     Args: those of `train`.
-
-    Raises:
-        ConfigurationError: any problem, one line each.
     """
     from tasks.prices import with_prices
 
@@ -182,11 +161,7 @@ def new_configuration(
 
 
 def free_run_id(store: RunStore, name: str, run_id: str | None) -> str:
-    """Return the identifier of a new run: the requested one, or a new one.
-
-    Args:
-        name: beginning of a new identifier.
-        run_id: requested identifier; None generates one.
+    """Return the identifier of a new run: the requested one, or a generated one that begins with `name`.
 
     Raises:
         ConfigurationError: the identifier cannot name a folder, or another run has it.
@@ -202,25 +177,19 @@ def free_run_id(store: RunStore, name: str, run_id: str | None) -> str:
 
 
 def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None) -> str:
-    """Return the identifier of a new evaluation: the requested one, or a new one.
-
-    Args:
-        config: configuration whose name a new identifier has.
-        evaluation_id: requested identifier; None generates one.
+    """Return the identifier of a new evaluation: the requested one, or a generated one.
 
     Raises:
         ConfigurationError: the identifier has forbidden characters, or an evaluation or a run has it.
     """
     from storage.evaluations.separate import EvaluationStore
 
-    chosen = new_run_id(f"evaluate-{config.name}") if evaluation_id is None else evaluation_id
-    check_run_id(chosen)
-    taken = [row.evaluation_id for row in EvaluationStore(home).all()]
-    if chosen in taken:
+    chosen = free_run_id(RunStore(home), f"evaluate-{config.name}", evaluation_id)
+    if any(row.evaluation_id == chosen for row in EvaluationStore(home).all()):
         raise ConfigurationError(
             f"evaluation {chosen!r} exists already; `spotlight evaluations` lists them: choose another name"
         )
-    return free_run_id(RunStore(home), config.name, chosen)
+    return chosen
 
 
 def resumed_configuration(
@@ -232,13 +201,9 @@ def resumed_configuration(
     limits: Sequence[str] = (),
     trainers: int | None = None,
 ) -> RunConfig:
-    """Return the configuration for resuming a run; arguments as for `resume`.
+    """Return the configuration for resuming a run.
 
-    Args:
-        cluster: `ray` or `local`; None for the recorded one.
-        take_over: True to accept a run that seems to be running elsewhere; nothing is recorded here.
-        limits: new total of iterations or new budget, as settings `name=value`.
-        trainers: another number of devices that train.
+    Args: those of `resume`, and of `configuration_to_resume`.
 
     Raises:
         SpotlightError: the run does not exist, it is running or has no iteration or budget left, or its
@@ -270,10 +235,7 @@ def evaluated_configuration(
 ) -> RunConfig:
     """Return the configuration of an evaluation: on all prompts, unless a given setting limits them.
 
-    Args:
-        run_id: run whose newest checkpoint is scored; None for an untouched model.
-        preset: a preset's name or file, for an untouched model.
-        settings: on top of the preset's or the run's own.
+    Args: those of `evaluate`.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -300,12 +262,7 @@ def evaluated_configuration(
 
 
 def evaluated_preset(home: Home, run_id: str | None, preset: str | None) -> str:
-    """Return the preset that an evaluation's model was trained with or comes from; empty for none.
-
-    Args:
-        run_id: run whose checkpoint is scored; None for an untouched model.
-        preset: preset of an untouched model.
-    """
+    """Return the preset that an evaluation's model was trained with or comes from; empty for none."""
     return (preset or "") if run_id is None else RunStore(home).run(run_id).environment.get(PRESET, "")
 
 
@@ -320,13 +277,9 @@ def post_train_under_server(
     """Do the flow `post-train` under a home's Prefect server; return the run's result.
 
     Args:
-        run_id: the run, new or to resume.
         preset: preset that a new run's settings come from; empty for none.
         new_limits: True to record the settings' iterations and budget first, once all checks have passed.
         taken: run as it was read, to be taken over from another machine once all checks have passed.
-
-    Raises:
-        SpotlightError: the run was refused by a check, or failed.
     """
     from tasks.checks.early_check import start_early
 
@@ -365,11 +318,7 @@ def post_train_under_server(
 
 
 def run_to_resume(home: Home, run_id: str) -> RunRow:
-    """Return the run to be resumed; move damaged files of its record aside.
-
-    Raises:
-        RunNotFoundError: the run does not exist.
-    """
+    """Return the run to be resumed; move damaged files of its record aside."""
     store = RunStore(home)
     store.reconcile()
     row = store.run(run_id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from storage.config.run_config import RunConfig
 from storage.environment import environment, preset_fact
 from storage.errors import CheckpointError
 from storage.evaluations.figures import figures_of, graded
+from storage.evaluations.reproductions import HeldOut, Reference
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
@@ -26,20 +29,17 @@ from storage.prompts.of_a_run import draw_subset
 from storage.readers.figures import EVALUATION, QUALITY_FIGURE
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
-from storage.record.checkpoints import CheckpointStore
+from storage.record.checkpoints import Checkpoint, CheckpointStore
 from tasks.image_folder import write_images, write_mp4s
-from tasks.inputs import input_digests, verdict_fact
+from tasks.inputs import input_digests, plugin_facts, verdict_fact
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation in memory.
+    """An evaluation in memory, of a run's checkpoint, or of an untouched model: None, iteration 0.
 
     Attributes:
-        run_id: run of the checkpoint; None for an untouched model.
-        iteration: iteration of the checkpoint; 0 for an untouched model.
         evaluation: images and scores, by prompt and seed.
-        prompts: the held-out prompts, with their tags.
         started_at, ended_at: Unix seconds.
     """
 
@@ -53,11 +53,7 @@ class Evaluated:
 
 @task(name="evaluate-weights", task_run_name="evaluate-weights", cache_policy=NO_CACHE, persist_result=False)
 def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evaluated:
-    """Load the weights, generate the images, judge them.
-
-    Args:
-        config: configuration with the model, the prompts and the scorer.
-        run_id: run whose newest checkpoint is loaded; None for the untouched model.
+    """Load a run's newest checkpoint, or the untouched model, generate the images, judge them.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
@@ -70,13 +66,56 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
             raise CheckpointError(
                 f"run {run_id!r} has no checkpoint yet; resume it with `spotlight resume {run_id}`"
             )
-    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
-        if checkpoint is not None:
-            runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
+    with _restored(config, checkpoint) as runtime:
         prompts = draw_subset(runtime.evaluate_prompts, config.evaluation.prompts)
         evaluation = runtime.evaluate(prompts)
     iteration = checkpoint.iteration if checkpoint else 0
     return Evaluated(run_id, iteration, evaluation, prompts, started_at, now())
+
+
+@contextmanager
+def _restored(config: RunConfig, checkpoint: Checkpoint | None) -> Iterator[Runtime]:
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        if checkpoint is not None:
+            runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
+        yield runtime
+
+
+@task(
+    name="evaluate-again",
+    task_run_name="evaluate-again {run_id}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
+    """Score the newest checkpoint of a run on all held-out prompts, to compare each image with the record.
+
+    Returns:
+        The single evaluation, after the checkpoint's iteration.
+
+    Raises:
+        CheckpointError: the run has no checkpoint in this home, or its newest one is damaged.
+    """
+    checkpoint = CheckpointStore(home.run(run_id)).load_latest(passes_over=False)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"
+        )
+    facts = environment() | input_digests(config.model, config.prompts) | plugin_facts(config)
+    with _restored(config, checkpoint) as runtime:
+        evaluation = runtime.evaluate(runtime.evaluate_prompts)
+    scores = [
+        HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)
+        for sample, score in zip(evaluation.samples, evaluation.scores, strict=True)
+    ]
+    prompts = {sample.request.prompt_id: sample.request.prompt for sample in evaluation.samples}
+    return Reference(
+        f"{run_id} scored by process {os.getpid()}",
+        config.model_dump(mode="json"),
+        facts,
+        scores={checkpoint.iteration: scores},
+        prompts={"evaluate": prompts},
+    )
 
 
 @task(
@@ -96,9 +135,7 @@ def record_separately(
     """Write images to their folder, scores to the record, figures to the readers.
 
     Args:
-        config: configuration of the evaluation.
-        evaluation_id: its identifier, not used before.
-        evaluated: images and scores.
+        evaluation_id: an unused identifier.
         folder: an empty folder for the images; None keeps none.
         preset: preset of the configuration, or of the run; empty for none.
 
@@ -124,8 +161,14 @@ def record_separately(
     EvaluationStore(home).commit(row, images)
     without_mp4 = "" if folder is None else write_mp4s(folder, evaluation.samples)
     figures = figures_of(images) if row.gives_verdict else graded(figures_of(images))
-    _to_readers(home, config, row, figures | {"parts": part_means(evaluation.scores)})
     parts = part_means(evaluation.scores)
+    # As a separate run, so that the tables of MLflow and others compare them.
+    run = ReadRun(
+        evaluation_id, config.model_dump(mode="json"), row.environment, row.started_at,
+        evaluates=row.run_id or "untouched model",
+    )  # fmt: skip
+    figures_read = tracked_metrics(figures | {"parts": parts})
+    send_evaluation(home, config.tracking, run, row.iteration, figures_read, row.ended_at)
     return {
         "evaluation_id": evaluation_id,
         "run_id": evaluated.run_id,
@@ -157,11 +200,3 @@ def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
     found |= {f"{EVALUATION}part_{name}": value for name, value in figures.get("parts", {}).items()}
     found |= {f"{QUALITY_FIGURE}{name}": value for name, value in figures.get("quality", {}).items()}
     return found
-
-
-def _to_readers(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapping[str, Any]) -> None:
-    """Send an evaluation as a separate run, so that the tables of MLflow and others compare them."""
-    settings = config.model_dump(mode="json")
-    evaluates = row.run_id or "untouched model"
-    run = ReadRun(row.evaluation_id, settings, row.environment, row.started_at, evaluates=evaluates)
-    send_evaluation(home, config.tracking, run, row.iteration, tracked_metrics(figures), row.ended_at)

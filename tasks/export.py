@@ -43,12 +43,11 @@ _ADVICE = "look at the network, and whether the token may write there"
 
 
 def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run: bool) -> dict[str, Any]:
-    """Export a run as `export_run` does, and upload the folder to the hub.
+    """Export a run as `export_run` does, and upload the folder to the hub, unless it is a dry run.
 
     Args:
         name: repository: NAME or OWNER/NAME.
         out: a new or empty folder; None for one of the repository's name.
-        dry_run: True to write the folder alone.
 
     Returns:
         As `export_run`, with the address in `pushed`, or with the repository in `would_push`, and `bytes`.
@@ -70,9 +69,6 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
     A LoRA run gives `pytorch_lora_weights.safetensors`; one that trained all weights gives the whole
     transformer, an embedded model its own folder.
-
-    Args:
-        out: a new or empty folder.
 
     Returns:
         `run_id`, `iteration` of the weights, `out`, and the names of the `files`.
@@ -130,10 +126,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
 
 def licence_of(model: ModelConfig) -> dict[str, str]:
-    """Return the base model's licence in its own card's words; `{"license": "unknown"}` without a card.
-
-    There may be `license_name` and `license_link`, too.
-    """
+    """Return `license` (or `unknown`), and perhaps its name and link, by the base model's card."""
     if model.path.startswith(EMBEDDED_PREFIX):
         return {"license": "apache-2.0"}  # as all of the project
     import yaml
@@ -181,16 +174,7 @@ def _python(code: str, note: str = "") -> str:
 
 
 def _check_hub(name: str, uploads: bool) -> None:
-    """Refuse an upload that would fail, before anything is written.
-
-    Args:
-        name: repository: NAME or OWNER/NAME.
-        uploads: False for a dry run, which needs neither a token nor a network.
-
-    Raises:
-        ConfigurationError: huggingface_hub is missing, the name is no repository's, or there is no token.
-        ServerError: the hub cannot be reached, or refuses the token.
-    """
+    """Refuse an upload that would fail, before anything is written; a dry run needs no token or network."""
     try:
         from huggingface_hub import HfApi, get_token
         from huggingface_hub.errors import HFValidationError
@@ -215,18 +199,7 @@ def _check_hub(name: str, uploads: bool) -> None:
 
 
 def _push_folder(name: str, folder: Path) -> str:
-    """Upload a folder's files, in one commit, to a repository that is made where it does not exist.
-
-    Args:
-        name: repository: NAME or OWNER/NAME.
-        folder: folder; all its files are uploaded.
-
-    Returns:
-        The repository's address.
-
-    Raises:
-        ServerError: the hub cannot be reached, or refuses.
-    """
+    """Upload a folder in one commit to a repository, made where it does not exist; return its address."""
     from huggingface_hub import HfApi
 
     with _asking_hub(name, f"{folder} is whole: {_ADVICE}, then run `hf upload {name} {folder}`"):

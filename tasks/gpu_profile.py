@@ -32,7 +32,6 @@ class Gpu:
     """A kind of GPU, by its maker's data sheet, and the share of its peak that these models achieve.
 
     Attributes:
-        name: name by which users choose it.
         memory_gib: memory that a process sees, in GiB.
         peak: operations a second in bfloat16 with float32 sums, dense.
         float32: operations a second in float32 without tensor cores.
@@ -139,26 +138,13 @@ class GpuDayResult(BaseModel):
 
 
 def is_gpu_result(path: Path) -> bool:
-    """Return True if a file is such a result and not a profile: it has stages.
-
-    Raises:
-        ConfigurationError: the file cannot be read.
-    """
+    """Return True if a file is such a result and not a profile: it has stages."""
     try:
         data = json.loads(read_text_file(path, f"profile {path}", ConfigurationError))
     except (ValueError, RecursionError):
         return False  # the reader of profiles then refuses it
     figures = data.get("figures", data) if isinstance(data, dict) else None
     return isinstance(figures, dict) and "by_stage" in figures
-
-
-def read_gpu_result(path: Path) -> GpuDayResult:
-    """Read a result.
-
-    Raises:
-        ConfigurationError: the file is not a result, or is that of a rehearsal.
-    """
-    return read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
 
 
 def find_gpu(name: str) -> Gpu | None:
@@ -168,11 +154,7 @@ def find_gpu(name: str) -> Gpu | None:
 
 
 def named_gpu(name: str) -> Gpu:
-    """Return the GPU that a user names.
-
-    Raises:
-        ConfigurationError: it is not counted.
-    """
+    """Return the GPU that a user names, or refuse one that is not counted."""
     if (gpu := find_gpu(name)) is None:
         names = ", ".join(gpu.name for gpu in GPUS)
         raise ConfigurationError(f"--gpu {quoted(name)} is not counted; name one of {names}")
@@ -204,11 +186,7 @@ def counted_model(chosen: ModelConfig, adaptation: AdaptationConfig) -> Publishe
 
 
 def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
-    """Return the profile of a run on a GPU that was not measured, from operations and bytes.
-
-    Args:
-        config: configuration of the run: model, size, guidance, text length, batch, adapters, objective.
-        gpu: kind of all devices.
+    """Return the profile of a run on devices that were not measured, from operations and bytes.
 
     Raises:
         ConfigurationError: the family's models are not counted.
@@ -331,14 +309,11 @@ def _assumed(model: PublishedModel, adapters: float) -> dict[str, Any]:
 def gpu_profile(path: Path, config: RunConfig) -> Profile:
     """Return the profile of a run on the GPU of a measured result.
 
-    Args:
-        path: file of the result.
-        config: configuration of the run: model, size, guidance, and whether its blocks are compiled.
-
     Raises:
-        ConfigurationError: the file is not a result, or has no step of this model and size.
+        ConfigurationError: the file is no result, is of a rehearsal, or has no step of this model and size.
     """
-    result, model = read_gpu_result(path), config.model
+    result = read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
+    model = config.model
     height, size = model.size
     if model.family != _FAMILY or size != height:
         raise ConfigurationError(
@@ -350,8 +325,7 @@ def gpu_profile(path: Path, config: RunConfig) -> Profile:
         raise ConfigurationError(
             f"GPU result {path} has no step_s at {size}x{size}{compiled}; measure it again"
         )
-    profile = measured_profile(result, config)
-    return profile.model_copy(update={"name": path.stem[:100]})
+    return measured_profile(result, config).model_copy(update={"name": path.stem[:100]})
 
 
 def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
@@ -360,9 +334,6 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
     A denoising step, a sample's training and decoding are measured if the result has them; with guidance,
     each step is two passes, and so counted twice. A step shared by devices keeps its evidence, and its
     speed-up over an unshared step. All other values stay as counted, for an unknown GPU as on an H100.
-
-    Args:
-        result: result with a step at the run's size.
     """
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
     size, passes = config.model.size[1], counted_model(config.model, config.adaptation).passes(config.model)

@@ -34,8 +34,7 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
     """Write every image and its prompt's row.
 
     Args:
-        samples: finished samples, each identified by its prompt and seed.
-        prompts: prompts, at least those of the samples.
+        prompts: at least those of the samples.
 
     Raises:
         StorageError: the disk refused.
@@ -59,12 +58,7 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
 
 
 def write_mp4s(folder: Path, samples: Sequence[GeneratedSample]) -> str:
-    """Write clips beside their images where ffmpeg is installed; return why it gave up, or nothing.
-
-    Args:
-        folder: where `write_images` has put the images of these samples.
-        samples: those of `write_images`.
-    """
+    """Write clips beside what `write_images` wrote where ffmpeg is installed; return why it gave up."""
     ffmpeg = shutil.which("ffmpeg")
     try:
         for sample in samples if ffmpeg else ():
@@ -81,11 +75,7 @@ def _place(folder: Path, sample: GeneratedSample, ending: str) -> Path:
 
 
 def _write_mp4(ffmpeg: str, clip_FHWC: np.ndarray, path: Path) -> None:
-    """Write a clip by ffmpeg with its own choice of codec; players want YUV 4:2:0, and so even sides.
-
-    Raises:
-        OSError, subprocess.SubprocessError: ffmpeg failed, or took too long.
-    """
+    """Write a clip by ffmpeg with its own choice of codec; players want YUV 4:2:0, and so even sides."""
     _, height, width, _ = clip_FHWC.shape
     command = [
         ffmpeg, "-loglevel", "error", "-f", "rawvideo", "-pixel_format", "rgb24",

@@ -74,10 +74,7 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
 
 
 def refuse_unfit_decisions(facts: Mapping[str, str], settings: ExplorationConfig) -> None:
-    """Refuse decisions to repeat that the run's strategy cannot follow with its settings.
-
-    Args:
-        facts: facts stored with the run, or to be.
+    """Refuse decisions among a run's facts that its strategy cannot repeat with its settings.
 
     Raises:
         ConfigurationError: it cannot.
@@ -99,8 +96,7 @@ def refuse_changed_inputs(environment: Mapping[str, str], model: ModelConfig, pr
     """Refuse to resume a run with prompts, a model or an adapter that differ from those at its start.
 
     Args:
-        environment: the run's environment with the digests from its start; a run without digests, from
-            an old version, passes.
+        environment: the run's environment with the digests from its start; what has none passes.
 
     Raises:
         ConfigurationError: inputs have changed; the message names them all.

@@ -19,16 +19,9 @@ from storage.new_folder import claim_folder
 def pretrain_model(
     model: str, out: Path, seed: int, progress: Callable[[int, int, float], None]
 ) -> dict[str, Any]:
-    """Render images, train a model on them, and save it.
+    """Make an embedded model.
 
-    Args:
-        model: `edits`, `glyphs`, `glyphs-guided`, `moving-shapes` or `shapes`.
-        out: folder for the two folders of weights.
-        seed: seed of weights, pictures and noise.
-        progress: called with (training steps done, training steps in all, loss).
-
-    Raises:
-        ConfigurationError: the folder is not empty, or there is no such model.
+    Args: those of `flows.pretrain.pretrain`; `progress` gets training steps done, steps in all, and the loss.
     """
     out = claim_folder(out, "--out")
     # More threads change the rounding of sums, and so the weights.

@@ -6,8 +6,6 @@ from gpu_runtime.spot.prices.price_book import known_prices, read_prices
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PriceNotFoundError
 
-_CARRIED = "builtin:known"
-
 _ZONES = {"H100": "gcp/us-east4", "H200": "aws/highest"}
 """Zone of the built-in book whose prices a GPU has where none are given."""
 
@@ -26,7 +24,7 @@ def with_prices(config: RunConfig) -> RunConfig:
     price = config.price
     if not price.book:
         return config
-    book = known_prices() if price.book == _CARRIED else read_prices(price.book)
+    book = known_prices() if price.book == "builtin:known" else read_prices(price.book)
     try:
         reserved_usd = book.usd_per_hour(price.device, "on_demand", price.reserved_zone)
         # A run without spot devices needs no spot offer.
@@ -51,8 +49,7 @@ def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
     """Return the configuration with the known prices of GPUs, where it has none of its own.
 
     Args:
-        reserved: kind of the reserved devices.
-        spot: kind of the spot devices.
+        reserved, spot: kinds of GPU.
 
     Raises:
         ConfigurationError: the price of one of them is not known.

@@ -48,7 +48,6 @@ def stand_in_in_words(profile: Profile) -> str:
 
 
 def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
-    """Return a profile by its name; arguments of `find_profile`, and the option that named it."""
     if name is not None and name.endswith(".json"):
         return gpu_profile(Path(name), config) if is_gpu_result(Path(name)) else read_profile(Path(name))
     carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]

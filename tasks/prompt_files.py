@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
 
 from gpu_runtime.prompt_sets.geneval import as_lines, training_rows
 from gpu_runtime.prompt_sets.signs import sign_lines
 from storage.errors import PromptFileError, quoted
 
-PromptKind = Literal["geneval", "signs"]
 _SUFFIXES = {"geneval": ".jsonl", "signs": ".txt"}
 
 
@@ -17,18 +15,13 @@ def draw_prompts(kind: str, count: int, seed: int, file: Path) -> str:
     """Return the content of a file of training prompts; it shares none with the built-in held-out file.
 
     Args:
-        kind: a `PromptKind`.
-        count: number of prompts, at least one.
-        seed: seed that determines them.
-        file: file they will be written to; its suffix gives their format.
+        file: the file to write; its suffix gives the format.
 
     Raises:
         PromptFileError: an unknown kind, an unknown suffix, or no prompts.
     """
     if kind not in _SUFFIXES:
-        raise PromptFileError(
-            f"no prompts of kind {quoted(kind)}; there are {', '.join(get_args(PromptKind))}"
-        )
+        raise PromptFileError(f"no prompts of kind {quoted(kind)}; there are {', '.join(_SUFFIXES)}")
     suffix = _SUFFIXES[kind]
     if file.suffix != suffix:
         raise PromptFileError(f"{file}: suffix {quoted(file.suffix)}; prompts of {kind} need {suffix}")

@@ -53,9 +53,6 @@ def find_curves(home: Home, reward: RewardConfig, objective: str, name: str | No
 def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     """Return the curves of recorded runs' held-out evaluations, by whether and when the runs explored.
 
-    Args:
-        run_ids: runs of one task; at least one of them without exploration.
-
     Raises:
         RunNotFoundError: there is no such run.
         ConfigurationError: the runs' tasks differ, or one has fewer than two evaluations or trains on its
@@ -118,14 +115,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
 
 
 def _arm_of(run_id: str, settings: ExplorationConfig) -> Arm:
-    """Return the arm that a run belongs to: the samples it learned from.
-
-    Args:
-        run_id: the run, for the message.
-
-    Raises:
-        ConfigurationError: no policy learns from such samples.
-    """
+    """Return the arm that a run belongs to: the samples it learned from."""
     strategy = strategy_of(settings)
     if strategy.trains_on_drafts or strategy.decides_by_times:
         does = "changes how it explores" if strategy.decides_by_times else "trains on its drafts"

@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.exploration.registry import strategy_of
@@ -25,13 +26,13 @@ _LEAST_ITERATIONS = 2
 """The number of recorded iterations that a profile needs; the first is left out if there are more."""
 
 _MOST_SPREAD = 2.0
+"""The largest deviation of the logarithms of values that counts."""
 
 _IN_PASSING = 0.02
 """The share of a rollout's device time below which it tells nothing about a degree."""
 
 _ASSUMED_START = Quantity(value=60.0, uncertainty=0.7, source="assumed: no start was recorded")
 _ASSUMED_EVALUATION = Quantity(value=1.0, source="assumed: no evaluation was recorded")
-
 
 _PARTS = ("score_s", "train_sample_s", "weights_s", "regroup_s", "driver_s", "opening_s")
 """Quantities of a profile that are medians of recorded values."""
@@ -53,12 +54,9 @@ class _Recorded:
 
 
 def recorded_profile(home: Home, *run_ids: str) -> Profile:
-    """Return a profile from recorded runs: every figure that one of them recorded is measured.
+    """Return a profile from recorded runs of one kind and number of devices: what they recorded is measured.
 
     Devices that share cores during a run slow each other down; the figures include this.
-
-    Args:
-        run_ids: at least one run, all with the same kind and number of devices.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -77,23 +75,22 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
             )
         _measure(home, run_id, config, found)
     source = f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs: {', '.join(run_ids)}"
-
-    def measured(values: Sequence[float]) -> Quantity:
-        return quantity_of(values, source)
-
+    measured = partial(quantity_of, source=source)
     # Without a rollout at a degree, an evaluation at that degree stands in for it.
     recorded = {**found.evaluated, **found.steps}
     steps = {shape: statistics.median(values) for shape, values in sorted(recorded.items())}
     ratios = [value / steps[shape] for shape, values in recorded.items() for value in values]
     starts, evaluation = found.values["start_s"], found.values["evaluation"]
     parts: dict[str, Any] = {name: measured(found.values[name]) for name in _PARTS}
+    shared: dict[str, Any] = {"evidence": "measured", "source": source}
     return Profile(
         name=run_ids[0] if len(run_ids) == 1 else f"{len(run_ids)}-runs",
         summary=f"recorded by {source}; decoding and commits are in the step",
         device=configs[0].model.device,
         models=tuple(dict.fromkeys(config.model.key for config in configs)),
+        # The evidence of a step that is not shared is that of `step`.
         steps=tuple(
-            StepTime(batch=size, degree=degree, seconds=seconds, **_evidence(degree, source))
+            StepTime(batch=size, degree=degree, seconds=seconds, **(shared if degree > 1 else {}))
             for (size, degree), seconds in steps.items()
         ),
         step=measured(ratios).model_copy(update={"value": 1.0}),
@@ -104,22 +101,13 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
     )
 
 
-def _evidence(degree: int, source: str) -> dict[str, Any]:
-    """Return the evidence of a step that several devices share; that of others is in the profile's `step`."""
-    return {"evidence": "measured", "source": source} if degree > 1 else {}
-
-
 def quantity_of(values: Sequence[float], source: str) -> Quantity:
-    """Return the median of measured values with their spread; modelled as 0 if there are none.
-
-    Args:
-        values: values in the unit of the quantity.
-        source: run or file that they were measured in.
-    """
+    """Return the median of measured values with their spread; modelled as 0 if there are none."""
     if not values:
         return Quantity(value=0.0, source=f"not recorded by {source}")
-    typical = statistics.median(values)
-    return Quantity(value=typical, evidence="measured", source=source, uncertainty=_spread(values))
+    logs = [math.log(value) for value in values if value > 0]
+    spread = min(_MOST_SPREAD, statistics.stdev(logs)) if len(logs) > 1 else 0.0
+    return Quantity(value=statistics.median(values), evidence="measured", source=source, uncertainty=spread)
 
 
 def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> None:
@@ -193,7 +181,6 @@ def _steps_by_degree(
 
     Args:
         wanted: the degree of the settings.
-        work: work of its iterations.
         sharing: device time by iteration and degree.
         known: measured seconds of a step by degree, where they chose it.
     """
@@ -216,13 +203,7 @@ def _steps_by_degree(
 
 
 def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: float) -> dict[int, float]:
-    """Return the device time of an iteration's rollout by degree, without negligible shares.
-
-    Args:
-        wanted: the degree of the settings.
-        sharing: device time by iteration and degree, of all iterations.
-        device_s: device time of the whole rollout.
-    """
+    """Return the device time of an iteration's rollout by degree, without negligible shares."""
     if wanted == 1:
         return {1: device_s}
     mine = sharing[(sharing["phase"] == "iteration") & (sharing["iteration"] == iteration)]
@@ -263,7 +244,6 @@ def _score_s(
     Args:
         row: row of the iteration; its device-seconds tell how many devices it had.
         rollout_s: seconds that devices generated for.
-        degree: number of devices that shared each sample.
     """
     samples, reward_s = row["samples"], row["reward_s"]
     if math.isnan(rollout_s) or math.isnan(reward_s) or math.isnan(row["iteration_s"]):
@@ -283,8 +263,6 @@ def _driver_s(before_rollout: bool, trainers: int, row: Mapping[str, float]) -> 
 
     Args:
         before_rollout: True if the rollout waits for drafts.
-        trainers: number of devices that train.
-        row: row of the iteration.
     """
     phases = ("rollout_s", "reward_s", "redraft_s", *(("explore_s",) if before_rollout else ()))
     known = [row[name] for name in phases if not math.isnan(row[name])]
@@ -292,9 +270,3 @@ def _driver_s(before_rollout: bool, trainers: int, row: Mapping[str, float]) -> 
     training_s = row["train_device_s"] / trainers - beside_s
     left_s = row["iteration_s"] - sum(known) - training_s
     return [] if math.isnan(left_s) or math.isnan(row["rollout_s"]) else [max(0.0, left_s)]
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Return the deviation of the values' logarithms, at most 2; 0 for fewer than two."""
-    logs = [math.log(value) for value in values if value > 0]
-    return min(_MOST_SPREAD, statistics.stdev(logs)) if len(logs) > 1 else 0.0

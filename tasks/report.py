@@ -16,14 +16,7 @@ _LIMIT_S = 50.0
 
 
 def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the process that writes the report of a run and prints its path.
-
-    Args:
-        options: options of `subprocess.run`.
-
-    Raises:
-        SubprocessError: as from `subprocess.run` with these options.
-    """
+    """Run the process that writes a run's report and prints its path, with options of `subprocess.run`."""
     return subprocess.run(
         python_command("-m", "ui.report.__main__", "--out", str(out), "--", run_id),
         cwd=_ROOT, stdin=subprocess.DEVNULL, env=os.environ | {HOME_VARIABLE: str(home.path)}, text=True,
@@ -33,8 +26,6 @@ def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subpro
 
 def report_file(home: Home, run_id: str, out: Path) -> None:
     """Write the report of a run to a file.
-
-    Args: those of `report_process`.
 
     Raises:
         ServerError: the process failed, or took too long.

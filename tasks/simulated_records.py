@@ -31,15 +31,13 @@ def record_run(
     about: str,
     curves: LearningCurves | None = None,
 ) -> None:
-    """Record a simulated run with status `simulated`; its times end now.
+    """Record a simulated run, which kept its intervals, with status `simulated`; its times end now.
 
     It has no samples, drafts or images. The scores of its evaluations are those of the policy's learning
     curve, the median of its run seeds; without a curve it has no evaluations, and their time is part
     of the iterations.
 
     Args:
-        config: configuration that was simulated.
-        run: simulated run that kept its intervals.
         about: basis of the simulation, in words.
     """
     strategy = "plain" if policy.arm == "larger_batch" else policy.arm
@@ -82,13 +80,10 @@ class _Part:
 
 
 def _parts(run: SimulatedRun, began: float, evaluates: bool) -> list[_Part]:
-    """Return the parts of a run, each with the work and the events of its devices.
+    """Return the parts of a run that began at a Unix time, each with the work and the events of its devices.
 
-    Args:
-        run: simulated run that kept its intervals.
-        began: start of the run, in Unix seconds.
-        evaluates: True if evaluations are parts; otherwise each belongs to its iteration, and that of the
-            untouched model to the first.
+    Unless it `evaluates`, each evaluation belongs to its iteration, and that of the untouched model to the
+    first.
     """
     parts: list[_Part] = []
     for iteration, phase, end in run.ends:

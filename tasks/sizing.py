@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpu_runtime.models.checks.memory_need import GIB
 from gpu_runtime.models.checks.sizing import DeviceMemory as DeviceMemory
-from gpu_runtime.models.checks.sizing import Term as Term
 from gpu_runtime.models.checks.sizing import device_memory
 from gpu_runtime.models.published import published_model
 from gpu_runtime.models.registry import family_of
@@ -26,20 +25,13 @@ from tasks.profiles import find_profile
 _DEVICES = (1, 4, 8)
 """Numbers of devices that are compared where the settings leave it to the cluster."""
 
-
 _SMALL = 2 * GIB
 """Size of a model's files up to which it runs on a processor."""
 
 
 @dataclass(frozen=True)
 class RunTime:
-    """The time of a run on devices that are all on demand, and all train.
-
-    Attributes:
-        devices: number of devices.
-        hours: hours of the run: the middle, and the ends of the range.
-        usd: its dollars; None without a price.
-    """
+    """Hours, and dollars if there is a price, of a run on devices that are all on demand, and all train."""
 
     devices: int
     hours: Spread
@@ -48,13 +40,9 @@ class RunTime:
 
 @dataclass(frozen=True)
 class RunSize:
-    """The size of a run.
+    """The size of a run: the memory of a device, and times by the number of devices.
 
     Attributes:
-        gpu: kind of its devices.
-        memory: memory of one of them.
-        times: time and dollars by the number of devices.
-        profile: times of the workload.
         no_price: why there are no dollars; empty if there are.
     """
 
@@ -70,11 +58,7 @@ class RunSize:
         return self.verdict(trains=True) != "does not fit"
 
     def verdict(self, trains: bool) -> str:
-        """Return `fits`, `may not fit` or `does not fit`.
-
-        Args:
-            trains: True for a device that also trains.
-        """
+        """Return `fits`, `may not fit` or `does not fit`, for a device that also trains or does not."""
         low, high = self.memory.total(trains)
         there = self.gpu.memory_gib * GIB
         return "fits" if high <= there else "may not fit" if low <= there else "does not fit"
@@ -82,9 +66,6 @@ class RunSize:
 
 def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
     """Return the size of a run on a kind of GPU, from the published sizes of its model.
-
-    Args:
-        gpu: kind of all devices.
 
     Raises:
         ConfigurationError: the family's models are not counted.
@@ -97,20 +78,16 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
         no_price = str(error)
     reserved, times = config.runtime.reserved_workers, []
     for devices in [reserved] if isinstance(reserved, int) else _DEVICES:
-        hours = _hours(config, profile, devices)
+        hours = Spread(*(_hours(config, profile, devices, end) for end in (None, LowEnd(), HighEnd())))
         usd = Spread(*(devices * usd_per_hour * each for each in (hours.median, hours.low, hours.high)))
         times.append(RunTime(devices, hours, None if no_price else usd))
     return RunSize(gpu, device_memory(config, model), times, profile, no_price)
 
 
-def _hours(config: RunConfig, profile: Profile, devices: int) -> Spread:
+def _hours(config: RunConfig, profile: Profile, devices: int, chance: LowEnd | HighEnd | None) -> float:
     """Return the hours of an undisturbed run on devices that work alone, all of which train."""
-    hours = []
-    for chance in (None, LowEnd(), HighEnd()):
-        times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, devices, chance)
-        alone: dict[str, int] = {kind: 1 for kind in KINDS}
-        hours.append(undisturbed(config, times, devices, alone) / TICKS_PER_S / 3600)
-    return Spread(*hours)
+    times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, devices, chance)
+    return undisturbed(config, times, devices, dict.fromkeys(KINDS, 1)) / TICKS_PER_S / 3600
 
 
 def needs_gpu(model: ModelConfig, runtime: RuntimeConfig) -> bool:

@@ -25,13 +25,8 @@ from gpu_runtime.simulator.comparison.to_score import (
     exploration_worth,
     milestones_of,
 )
-from gpu_runtime.simulator.comparison.what_if import (
-    Comparison,
-    PolicyAnswer,
-    Spread,
-    better_but_simulated,
-    simulated_policies,
-)
+from gpu_runtime.simulator.comparison.what_if import Comparison, PolicyAnswer, simulated_policies
+from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.run_config import RunConfig
@@ -74,11 +69,9 @@ MOST_DRAWN = 50_000
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The question and the answers.
+    """The question and the answers, one per policy.
 
     Attributes:
-        answers: one answer per policy.
-        asked: workload, devices, market and futures.
         market: arrivals and losses of spot instances, in words.
         curves: learning curves (iterations that a score takes); None if unknown.
     """
@@ -92,11 +85,6 @@ class WhatIf:
     def model(self) -> str:
         """Name of the model, as profiles name it."""
         return self.asked.config.model.key
-
-    @property
-    def prices(self) -> str:
-        """Hourly cost of devices, in words."""
-        return prices_in_words(self.asked.offer)
 
     @property
     def evidence(self) -> str:
@@ -128,16 +116,6 @@ class WhatIf:
         return next((answer for answer in self.answers if answer.best), None)
 
     @property
-    def better_but_simulated(self) -> PolicyAnswer | None:
-        """The policy that would beat the best one if a live run could follow it."""
-        return better_but_simulated(self.answers)
-
-    @property
-    def break_even(self) -> Spread | None:
-        """The discount at which spot devices cost as much as on-demand ones; None if not compared."""
-        return break_even_of(self.answers)
-
-    @property
     def exploration(self) -> ExplorationWorth | None:
         """The worth of exploration: where it pays; None if not compared."""
         return exploration_worth(self.answers, self.curves, self.asked.offer.reserved_usd_per_hour)
@@ -146,6 +124,7 @@ class WhatIf:
         """Return the answers as JSON values, all of them modelled."""
         asked, other = self.asked, other_learner(self.curves, self.model)
         config, offer, profile = asked.config, asked.offer, asked.profile
+        even, worth = break_even_of(self.answers), self.exploration
         return {
             "modelled": True,
             "evidence": self.evidence,
@@ -162,8 +141,8 @@ class WhatIf:
                 }
                 for answer in self.answers
             ],
-            "break_even_discount": self.break_even and self.break_even.to_json(),
-            "exploration": self.exploration and self.exploration.to_json(),
+            "break_even_discount": even and even.to_json(),
+            "exploration": worth and worth.to_json(),
             "conclusions": conclusions(self),
             "basis": basis(self),
             "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
@@ -172,7 +151,7 @@ class WhatIf:
             "iterations": config.iterations,
             "futures": asked.futures,
             "market": self.market,
-            "prices": self.prices,
+            "prices": prices_in_words(offer),
             "reserved": offer.reserved,
             "spot": offer.spot,
             "trainers": offer.trainers,
@@ -186,10 +165,9 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Goal:
-    """The spot devices with which a run ends in time.
+    """The spot devices with which a run ends in so many hours.
 
     Attributes:
-        hours: the time, in hours.
         tried: number of spot devices, and the answer of a run with them, rising.
         prices: hourly cost of devices, in words.
     """
@@ -213,11 +191,7 @@ class Goal:
 class Simulation:
     """A workload with its times, devices and spot market, to be simulated under policies.
 
-    Args:
-        config: workload, devices, prices and number of iterations.
-        question: the spot market, the policies to compare, and the number and the seed of the futures, which
-            are windows of the trace, each with a draw of the profile.
-        curves: learning curves (iterations that a score takes); None if unknown.
+    Futures are windows of the trace, each with a draw of the profile.
 
     Raises:
         ConfigurationError: the question cannot be simulated.
@@ -236,12 +210,7 @@ class Simulation:
         self._question, self._curves = question, curves
 
     def answer(self, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None) -> WhatIf:
-        """Simulate policies.
-
-        Args:
-            policies: those of `policies`, or some of them.
-            on_run: callback after each of the `runs_of(question.windows, policies)` simulated runs.
-        """
+        """Simulate those of `policies`, or some; call `on_run` after each of `runs_of` simulated runs."""
         market = market_in_words(self.asked.market, self._question)
         return WhatIf(self.asked.answers(policies, on_run), self.asked, market, self._curves)
 
@@ -280,14 +249,7 @@ class Simulation:
         return chrome_trace(self._first_run(policy), about | {"iterations": asked.config.iterations})
 
     def record(self, store: RunStore, run_id: str, policy: Policy) -> None:
-        """Record a policy's run in the first future of an answer in a home, as a simulated run.
-
-        Args:
-            store, run_id, policy: runs of the home, the new identifier, and whose run it is.
-
-        Raises:
-            StorageError: a run already has that identifier.
-        """
+        """Record a policy's run in an answer's first future, under a new identifier, as a simulated run."""
         asked, curves = self.asked, self._curves
         fleet, profile = policy.plan(asked.offer, 0.0).fleet, asked.profile
         about = (
@@ -312,33 +274,29 @@ class Simulation:
             ConfigurationError: a name is unknown, its policy does not fit, or the profile lacks a time.
         """
         config, profile = self.asked.config, self.asked.profile
-        chosen = self._chosen(config.sequence_parallel.by_kind, 1 if profile.spot is None else 2)
+        of_run = config.sequence_parallel.by_kind, 1 if profile.spot is None else 2
+        serving, names = self._question.serving, self._question.given("policies")
+        fitting = [policy for policy in POLICIES if not unfit(policy, *of_run)]
+        if names is None:
+            lending = [policy for policy in fitting if serving and policy.name == LENDING]
+            chosen: Sequence[Policy] = [*default_policies(*of_run), *lending]
+        elif names == "all":
+            chosen = fitting
+        else:
+            chosen = policies_of(name.strip() for name in names.split(","))
+            for policy in chosen:
+                if why := unfit(policy, *of_run):
+                    raise ConfigurationError(f"policy {policy.name} {why}")
+            if serving and LENDING not in [policy.name for policy in chosen]:
+                raise ConfigurationError(
+                    f"a serving fleet is given, and none of the policies {names} borrows from one; add "
+                    f"{LENDING}"
+                )
         _refuse_profile(config.runtime, config.sequence_parallel, profile)
         return chosen
 
-    def _chosen(self, *of_run: Any) -> Sequence[Policy]:
-        serving, names = self._question.serving, self._question.given("policies")
-        if names is None:
-            lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, *of_run)]
-            return [*default_policies(*of_run), *lending]
-        if names == "all":
-            return [policy for policy in POLICIES if not unfit(policy, *of_run)]
-        chosen = policies_of(name.strip() for name in names.split(","))
-        for policy in chosen:
-            if why := unfit(policy, *of_run):
-                raise ConfigurationError(f"policy {policy.name} {why}")
-        if serving and LENDING not in [policy.name for policy in chosen]:
-            raise ConfigurationError(
-                f"a serving fleet is given, and none of the policies {names} borrows from one; add {LENDING}"
-            )
-        return chosen
-
     def refuse_time_line(self, policy: str | None, policies: Sequence[Policy]) -> None:
-        """Refuse a time line that cannot be drawn.
-
-        Args:
-            policy: name; None for the best of those that a live run can follow.
-            policies: policies that are compared.
+        """Refuse a time line that cannot be drawn, of a compared policy, or of the best that can run live.
 
         Raises:
             ConfigurationError: there is no such policy, or the run is too long.
@@ -356,11 +314,7 @@ class Simulation:
         self.refuse_long()
 
     def refuse_long(self) -> None:
-        """Refuse a run too long to keep each device's work in each iteration.
-
-        Raises:
-            ConfigurationError: the run is too long.
-        """
+        """Refuse a run too long to keep each device's work in each iteration."""
         config = self.asked.config
         drawn = config.iterations * (config.runtime.least_reserved + config.runtime.least_spot)
         if drawn > MOST_DRAWN:
@@ -373,16 +327,23 @@ class Simulation:
 def simulation(home: Home, config: RunConfig, question: WhatIfQuestion) -> Simulation:
     """Return the simulation of a run, with all reserved devices training where the settings say nothing else.
 
-    Args:
-        config: settings as given, with those of the question; without prices, those of the GPUs that are
-            named, or of the price book.
+    Without prices, those of the GPUs that are named, or of the price book, count.
 
     Raises:
         ConfigurationError: it cannot be simulated, or a name is unknown.
         TraceError: the trace cannot be read, or is too short.
     """
-    profile, spot_profile = _named_profiles(question)
-    config = _with_all_trainers(with_prices(config))
+    profile, spot_profile, gpu = map(question.given, ("profile", "spot_profile", "gpu"))
+    if gpu is not None:
+        if profile is not None or spot_profile is not None:
+            raise ConfigurationError(f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out")
+        kind, _, spot_kind = gpu.partition(",")
+        profile, spot_profile = named_gpu(kind).name, named_gpu(spot_kind).name if spot_kind else None
+    config = with_prices(config)
+    # Where devices share samples one trains, as in a live run.
+    if "trainer_workers" not in config.runtime.model_fields_set and config.sequence_parallel.largest == 1:
+        runtime = config.runtime.model_copy(update={"trainer_workers": config.runtime.least_reserved})
+        config = config.model_copy(update={"runtime": runtime})
     named = [find_gpu(name or "") for name in (profile, spot_profile)]
     if not question.prices and any(named):
         reserved, spot = named
@@ -394,17 +355,6 @@ def simulation(home: Home, config: RunConfig, question: WhatIfQuestion) -> Simul
     return Simulation(config, found, question, curves)
 
 
-def _named_profiles(question: WhatIfQuestion) -> tuple[str | None, str | None]:
-    """Return the profiles that a question names, by their names or by kinds of GPU; None for the default."""
-    profile, spot_profile, gpu = map(question.given, ("profile", "spot_profile", "gpu"))
-    if gpu is None:
-        return profile, spot_profile
-    if profile is not None or spot_profile is not None:
-        raise ConfigurationError(f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out")
-    reserved, _, spot = gpu.partition(",")
-    return named_gpu(reserved).name, named_gpu(spot).name if spot else None
-
-
 def runs_of(futures: int, policies: Sequence[Policy]) -> int:
     """Return the number of simulated runs of an answer."""
     return futures * len(simulated_policies(policies))
@@ -414,24 +364,8 @@ def _hours(answer: PolicyAnswer) -> float:
     return answer.figures["wall_s"].median / 3600
 
 
-def _with_all_trainers(config: RunConfig) -> RunConfig:
-    """Return the settings with all reserved devices training, where they do not say how many.
-
-    Where devices share samples one trains, as in a live run.
-    """
-    runtime = config.runtime
-    if "trainer_workers" in runtime.model_fields_set or config.sequence_parallel.largest > 1:
-        return config
-    runtime = runtime.model_copy(update={"trainer_workers": runtime.least_reserved})
-    return config.model_copy(update={"runtime": runtime})
-
-
 def _refuse_unfit(iterations: int, runtime: RuntimeConfig) -> None:
-    """Refuse settings that the simulator does not support.
-
-    Raises:
-        ConfigurationError: a setting is not supported; the message names it.
-    """
+    """Refuse settings that the simulator does not support."""
     if iterations > MOST_ITERATIONS:
         raise ConfigurationError(
             f"iterations is {iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and "
@@ -452,9 +386,7 @@ def _refuse_unfit(iterations: int, runtime: RuntimeConfig) -> None:
 def _refuse_profile(runtime: RuntimeConfig, sharing: SequenceParallelConfig, profile: Profile) -> None:
     """Refuse a profile without the time of a denoising step as shared under the settings.
 
-    Raises:
-        ConfigurationError: a time is missing, which the message names; or the profile covers two kinds of
-            device, and trainers leave rollouts by a time that is taken for all devices.
+    A profile of two kinds of device is refused if trainers leave rollouts, by a time that is taken for all.
     """
     if profile.spot is not None and runtime.trainers_leave:
         raise ConfigurationError(

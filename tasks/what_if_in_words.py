@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
 from gpu_runtime.simulator.comparison.policies import SPOTLIGHT
-from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, arm_of, discount_of
-from gpu_runtime.simulator.comparison.what_if import Comparison, undisturbed
+from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, arm_of, break_even_of, discount_of
+from gpu_runtime.simulator.comparison.what_if import Comparison, better_but_simulated, undisturbed
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from tasks.market_question import prices_in_words
 
 if TYPE_CHECKING:  # it imports this module
     from tasks.what_if import Goal, PolicyAnswer, WhatIf
@@ -29,12 +30,7 @@ def headline(result: WhatIf) -> str:
 
 
 def goal_in_words(goal: Goal, evidence: str) -> str:
-    """Return the fewest spot devices with which a run ends in time, and its time and dollars.
-
-    Args:
-        goal: goal with the numbers that were tried.
-        evidence: kind of its figures, as `WhatIf.evidence`.
-    """
+    """Return the fewest spot devices with which a run ends in time, and its time and dollars."""
     if goal.found is None:
         said = f"No number of spot devices up to {goal.tried[-1][0]} that was tried ends in {goal.hours:g} h"
     else:
@@ -54,10 +50,10 @@ def run_in_words(answer: PolicyAnswer) -> str:
 
 def basis(result: WhatIf) -> list[str]:
     """Return what an answer rests on: prices, market, sharing, the evidence of the profile, the curves."""
-    trainers = result.asked.offer.trainers
+    offer, trainers = result.asked.offer, result.asked.offer.trainers
     curves = curves_in_words(result.curves, result.model)
     return [
-        f"prices: {result.prices}; {trainers} of the reserved devices train{'s' * (trainers == 1)}",
+        f"prices: {prices_in_words(offer)}; {trainers} of the reserved devices train{'s' * (trainers == 1)}",
         f"spot: {result.market}",
         *([_sharing_in_words(result)] if result.sharing else []),
         *([result.serving] if result.serving else []),
@@ -105,7 +101,7 @@ def conclusions(result: WhatIf) -> list[str]:
     """Return what would be better, and the discounts from which spot devices and exploration pay."""
     found = _only_simulated_in_words(result)
     found += _few_trainers_in_words(result.asked)
-    even, worth = result.break_even, result.exploration
+    even, worth = break_even_of(result.answers), result.exploration
     if even is not None:
         offered = discount_of(result.answers)
         if even.median <= 0:
@@ -138,19 +134,14 @@ def _curves_named(result: WhatIf) -> str:
 
 
 def other_learner(curves: LearningCurves | None, model: str) -> str:
-    """Name the model of the curves if it differs from the model of the bill; else return an empty text.
-
-    Args:
-        curves: learning curves (iterations that a score takes); None if unknown.
-        model: name of the model in question, as profiles name it.
-    """
+    """Name the model of the curves if it differs from the model of the bill; else return an empty text."""
     if curves is None or curves.model == model:
         return ""
     return f"measured on {curves.learner or curves.model or 'an unnamed model'}, not on {model}"
 
 
 def curves_in_words(curves: LearningCurves | None, model: str) -> str:
-    """Describe the origin of the learning curves; empty without any. Arguments as above."""
+    """Describe the origin of the learning curves; empty without any."""
     if curves is None:
         return ""
     other = other_learner(curves, model)
@@ -197,7 +188,7 @@ def duration(seconds: float) -> str:
 
 def _only_simulated_in_words(result: WhatIf) -> list[str]:
     """Say that a policy which no live run can follow is better than the one to take."""
-    better, best = result.better_but_simulated, result.best
+    better, best = better_but_simulated(result.answers), result.best
     if better is None:
         return []
     usd = dollars(better.figures["usd"].median)

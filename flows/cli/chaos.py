@@ -35,8 +35,7 @@ def chaos(
 
     Args:
         run_id: beginning of their identifiers.
-        arguments: those of `spotlight train` for it.
-        plan: the faults, or the trace.
+        arguments: those of `spotlight train`.
 
     Raises:
         RuntimeFailure: the undisturbed run failed.
@@ -53,10 +52,8 @@ def chaos(
     if isinstance(plan, TracePlan):
         name, length_s = f"{run_id}-trace", plan.stretch * time_in_phases_s(home, calm)
         with replayed(plan, config.runtime, length_s) as replay:
-            joined = [
-                part for setting in plan.settings(replay.instances.address) for part in ("--set", setting)
-            ]
-            ran[name] = disturb(home, name, [*arguments, *joined], (), replay)
+            settings = [f"--set={setting}" for setting in plan.settings(replay.instances.address)]
+            ran[name] = disturb(home, name, [*arguments, *settings], (), replay)
         figures = plan.figures(replay, length_s)
     else:
         faults = plan.faults(length_s, config.iterations, config.runtime.lease_s)

@@ -13,7 +13,6 @@ import typer
 
 from flows import start
 from flows.cli import looking, operating, preparing
-from flows.cli.judge import judge
 from flows.cli.options import ClusterKind, OptionalRunName, Preset, RayAddress, RunName, Sets
 from flows.cli.what_if import what_if
 from flows.configuration import given_configuration, run_preflight
@@ -71,8 +70,7 @@ def train(
 ) -> None:
     """Train a new run and print its result as one line of JSON."""
     changes = [*(set_ or []), *([] if iterations is None else [f"iterations={iterations}"])]
-    summary = start.train(preset, changes, run_id=run_id, cluster=cluster, ray_address=ray_address)
-    _print_json(summary)
+    _print_json(start.train(preset, changes, run_id=run_id, cluster=cluster, ray_address=ray_address))
 
 
 @app.command(
@@ -104,18 +102,11 @@ def resume(
     ] = False,
 ) -> None:
     """Resume a run that was killed, cancelled or failed, from its last committed iteration."""
-    _print_json(
-        start.resume(
-            run_id,
-            iterations=iterations,
-            budget_usd=budget_usd,
-            budget_hours=budget_hours,
-            cluster=cluster,
-            ray_address=ray_address,
-            take_over=take_over,
-            trainers=trainers,
-        )
-    )
+    result = start.resume(
+        run_id, iterations=iterations, budget_usd=budget_usd, budget_hours=budget_hours,
+        cluster=cluster, ray_address=ray_address, take_over=take_over, trainers=trainers,
+    )  # fmt: skip
+    _print_json(result)
 
 
 @app.command(
@@ -199,12 +190,10 @@ def export(
     home = Home.from_environment()
     if push is not None:
         _print_json(export_to_hub(home, run_id, push, out, dry_run))
-    elif out is None or dry_run:
-        raise ConfigurationError(
-            "--dry-run says what --push would upload; add --push NAME"
-            if dry_run
-            else "name a folder by --out, or a repository of the hub by --push"
-        )
+    elif dry_run:
+        raise ConfigurationError("--dry-run says what --push would upload; add --push NAME")
+    elif out is None:
+        raise ConfigurationError("name a folder by --out, or a repository of the hub by --push")
     else:
         _print_json(export_run(home, run_id, out))
 
@@ -300,7 +289,7 @@ for _command, _example, _group in (
     (looking.settings, "settings sampling", BEFORE),
     (preparing.prompts, "prompts geneval 50000 my-train.jsonl", BEFORE),
     (preparing.score, "score my_rewards.py:blue image.png 'a blue sign'", BEFORE),
-    (judge, "judge examples/judges/hpsv3.py", BEFORE),
+    (preparing.judge, "judge examples/judges/hpsv3.py", BEFORE),
     (preparing.profile, "profile glyphs-20261121-101500-a1b2 --out mine.json", BEFORE),
     (what_if, "what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8", BEFORE),
     (preparing.pretrain, "pretrain glyphs --out my-glyphs", BEFORE),

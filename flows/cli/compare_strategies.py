@@ -27,11 +27,7 @@ _MOST_SEEDS = 64
 
 @dataclass(frozen=True)
 class _Planned:
-    """A run of the comparison, done or not.
-
-    Attributes:
-        settings: those that `spotlight train` takes for it.
-    """
+    """A run of the comparison, done or not, with the settings that `spotlight train` takes for it."""
 
     run_id: str
     strategy: str
@@ -59,11 +55,7 @@ class Comparison:
     ray_address: str | None = None
 
     def run(self, as_json: bool) -> None:
-        """Do the runs that are not done yet, one after another, and print the answer.
-
-        Raises:
-            SpotlightError: the comparison was refused before anything started, or a run failed.
-        """
+        """Do the runs that are not done yet, one after another, and print the answer."""
         planned = self._planned()
         home = Home.from_environment().ensure()
         store = RunStore(home)
@@ -110,11 +102,7 @@ class Comparison:
         return chosen
 
     def _refuse_unless_fitting(self, planned: _Planned, row: RunRow | None) -> None:
-        """Refuse a recorded run that is not what this comparison would do.
-
-        Raises:
-            ConfigurationError: it has other settings or more iterations, or another process works on it.
-        """
+        """Refuse a recorded run that is not what this comparison would do, or that is going on."""
         if row is None:
             return
         recorded = row.config

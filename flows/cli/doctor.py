@@ -22,18 +22,14 @@ from storage.home import Home
 from storage.record.run_store import RunStore, bare_folders
 
 if TYPE_CHECKING:  # it imports torch
-    from tasks.sizing import DeviceMemory, RunTime, Term
+    from tasks.sizing import DeviceMemory, RunTime
 
 _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
 _FREE_GIB = 2.0
 
 
 def examine(config: RunConfig | None = None) -> bool:
-    """Print one line per check; return True if nothing keeps a run from working.
-
-    Args:
-        config: configuration whose model and scorer are checked; None for the defaults, an embedded model.
-    """
+    """Print one line per check of a run, by default an embedded model's; return True if all are passed."""
     screen = console()
     config = config or RunConfig()
     healthy, started = True, ExitStack()
@@ -79,9 +75,6 @@ def _device(config: RunConfig) -> str:
 def size_up(config: RunConfig, gpu: str) -> bool:
     """Print the memory of a device by term, and hours and dollars of the run, all counted.
 
-    Args:
-        gpu: kind of its devices.
-
     Returns:
         False if a device that trains surely lacks memory.
 
@@ -103,7 +96,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     screen.print(_memory_table(size.memory))
     instead, assumed = size.memory.instead, ", ".join(size.profile.evidence.get("modelled", ()))
     lines = [
-        f"{instead.name}: {_gib(instead)} GiB instead",
+        f"{instead.name}: {_gib(instead.low, instead.high)} GiB instead",
         f"{config.iterations} iterations, all devices on demand and training, counted (low to high):",
         *(f"  {time.devices} x {kind}: {_time_in_words(time)}" for time in size.times),
         *([size.no_price] if size.no_price else []),
@@ -128,25 +121,17 @@ def _memory_table(memory: DeviceMemory) -> Table:
     table.add_column("GiB of a device", no_wrap=True)
     for name in ("trains", "generates"):
         table.add_column(name, justify="right", no_wrap=True)
-
-    def add(term: Term) -> None:
-        table.add_row(term.name, _gib(term), "" if term.trains else _gib(term))
-
-    for term in memory.held:
-        add(term)
-    table.add_row("and the largest of these:", style="italic")
-    for term in memory.in_turn:
-        add(term)
-    totals = (_ends(*memory.total(trains)) for trains in (True, False))
-    table.add_row("in all", *totals, style="bold")
+    for terms in (memory.held, memory.in_turn):
+        if terms is memory.in_turn:
+            table.add_row("and the largest of these:", style="italic")
+        for term in terms:
+            size = _gib(term.low, term.high)
+            table.add_row(term.name, size, "" if term.trains else size)
+    table.add_row("in all", *(_gib(*memory.total(trains)) for trains in (True, False)), style="bold")
     return table
 
 
-def _gib(term: Term) -> str:
-    return _ends(term.low, term.high)
-
-
-def _ends(low: float, high: float) -> str:
+def _gib(low: float, high: float) -> str:
     ends = [f"{size / 2**30:.1f}" for size in (low, high)]
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 

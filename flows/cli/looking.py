@@ -44,10 +44,8 @@ from storage.record.run_store import RunRow, RunStore, bare_folders
 from storage.text import file_stem, one_line
 
 _POLL_S = 0.5
-_LEAST_WIDTH = 60
-"""The smallest width of a description; on a narrower terminal the terminal breaks the lines."""
-
-_UNLIMITED = 10_000
+_LEAST_WIDTH, _UNLIMITED = 60, 10_000
+"""Widths of a description: on a narrower terminal the terminal breaks the lines."""
 
 _HEADINGS = (
     "run", "status", "started", "took", "preset", "reward", "iterations", "score before", "after", "cost",
@@ -65,17 +63,18 @@ def runs(
     rows = store.runs()
     if bare := bare_folders(home):
         typer.echo(f"warning: {bare}", err=True)
-    if not archived:
-        rows = _not_archived(home, rows)
+    put_away = set() if archived else {key for key, note in NoteStore(home).notes().items() if note.archived}
+    kept = [row for row in rows if row.run_id not in put_away]
+    if left_out := len(rows) - len(kept):
+        typer.echo(f"{left_out} archived left out; `spotlight runs --archived` has all", err=True)
     found = results_so_far(store)
     if as_json:
-        for row in rows:
+        for row in kept:
             typer.echo(json.dumps(_facts(row, found[row.run_id])))
-        return
-    if not rows:
+    elif kept:
+        print_whole(_HEADINGS, [_cells(row, found[row.run_id]) for row in kept])
+    else:
         typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
-        return
-    print_whole(_HEADINGS, [_cells(row, found[row.run_id]) for row in rows])
 
 
 def presets() -> None:
@@ -93,12 +92,7 @@ def presets() -> None:
 
 
 def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table, or two lines per row if the terminal would cut off the identifiers.
-
-    Args:
-        headings: column headings; the first column holds the identifiers.
-        rows: one cell per column.
-    """
+    """Print a table, or two lines per row if the terminal would cut off the first column's identifiers."""
     table = Table(*headings)
     for row in rows:
         table.add_row(*row)
@@ -108,51 +102,24 @@ def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Non
         console(width=max(needed, screen.width)).print(table)
         return
     for identifier, *facts in rows:
-        typer.echo(identifier)
-        typer.echo(
-            "    " + ", ".join(f"{name} {fact}" for name, fact in zip(headings[1:], facts, strict=True))
-        )
+        named = ", ".join(f"{name} {fact}" for name, fact in zip(headings[1:], facts, strict=True))
+        typer.echo(f"{identifier}\n    {named}")
 
 
 def _cells(row: RunRow, found: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        row.run_id, row.status, time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at)), _took(row),
-        row.environment.get(PRESET, "") or "-", _reward(row), f"{row.last_iteration or 0}/{_planned(row)}",
-        _figure(found["score_before"]), _figure(found["score_now"]),
-        _figure(found["usd"] or None, "${:.2f}" + f" {MODELLED}" * _is_modelled(row)),
-    )  # fmt: skip
-
-
-def _took(row: RunRow) -> str:
-    """Return the time from the run's start to its end, or to now; a resumed run's pauses are included."""
-    if row.ended_at is None and row.status != "running":
-        return "-"
-    return str(timedelta(seconds=round((row.ended_at or now()) - row.created_at)))
-
-
-def _reward(row: RunRow) -> str:
-    return str(row.settings.get("reward", {}).get("scorer", "-"))
-
-
-def _is_modelled(row: RunRow) -> bool:
-    return is_modelled(row.settings, row.environment)
-
-
-def _not_archived(home: Home, rows: list[RunRow]) -> list[RunRow]:
-    notes = NoteStore(home).notes()
-    kept = [row for row in rows if row.run_id not in notes or not notes[row.run_id].archived]
-    if len(kept) < len(rows):
-        typer.echo(
-            f"{len(rows) - len(kept)} archived left out; `spotlight runs --archived` has all", err=True
-        )
-    return kept
-
-
-def _planned(row: RunRow) -> str:
+    facts, took = _facts(row, found), "-"
+    if row.ended_at is not None or row.status == "running":  # with a resumed run's pauses
+        took = str(timedelta(seconds=round((row.ended_at or now()) - row.created_at)))
     try:
-        return str(row.config.iterations)
+        planned = str(row.config.iterations)
     except ConfigurationError:  # the settings of another version
-        return "?"
+        planned = "?"
+    return (
+        row.run_id, row.status, time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at)), took,
+        facts["preset"] or "-", facts["reward"], f"{row.last_iteration or 0}/{planned}",
+        _figure(found["score_before"]), _figure(found["score_now"]),
+        _figure(found["usd"] or None, "${:.2f}" + f" {MODELLED}" * facts["modelled"]),
+    )  # fmt: skip
 
 
 def _facts(row: RunRow, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,10 +129,10 @@ def _facts(row: RunRow, found: Mapping[str, Any]) -> dict[str, Any]:
         "created_at": row.created_at,
         "ended_at": row.ended_at,
         "preset": row.environment.get(PRESET, ""),
-        "reward": _reward(row),
+        "reward": str(row.settings.get("reward", {}).get("scorer", "-")),
         "iterations": row.last_iteration or 0,
         "error": row.error,
-        "modelled": _is_modelled(row),
+        "modelled": is_modelled(row.settings, row.environment),
         "score_before": found["score_before"],
         "score_after": found["score_now"],
         "cost_usd": found["usd"],
@@ -254,9 +221,14 @@ def settings(
             raise ConfigurationError("--markdown writes the whole page; leave SECTION and --json out")
         typer.echo(settings_page(), nl=False)
         return
-    entries = list_settings(section or "") or _about(section or "")
-    if not entries:
-        raise ConfigurationError(_no_such(section or ""))
+    wanted = section or ""
+    if not (entries := list_settings(wanted) or _about(wanted.lower())):
+        known = [*RunConfig.model_fields, *setting_names("")]
+        near = difflib.get_close_matches(wanted, [one.rstrip("=") for one in known], n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigurationError(
+            f"no section or setting {quoted(wanted)}; {hint}there are {', '.join(RunConfig.model_fields)}"
+        )
     if as_json:
         facts = {
             one.name: {"default": one.default, "bounds": one.bounds, "description": one.description}
@@ -271,18 +243,9 @@ def settings(
 
 
 def _about(word: str) -> list[SettingEntry]:
-    """Return the settings with a word in their name, their description or their common synonyms."""
-    word = word.lower()
     if word in ALIASES and (meant := list_settings(ALIASES[word])):
         return meant
     return [entry for entry in list_settings() if word in f"{entry.name} {entry.description}".lower()]
-
-
-def _no_such(name: str) -> str:
-    known = [*RunConfig.model_fields, *setting_names("")]
-    near = difflib.get_close_matches(name, [one.rstrip("=") for one in known], n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"no section or setting {quoted(name)}; {hint}there are {', '.join(RunConfig.model_fields)}"
 
 
 def show_evaluation(result: dict[str, Any]) -> None:
@@ -320,23 +283,16 @@ def evaluations(
 
 
 def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> None:
-    """Print a row per tag and the two overall rows, each with its interval.
-
-    Args:
-        figures: figures from `storage.evaluations.figures`.
-        signed: whether they are differences.
-    """
+    """Print a row per tag and the two overall rows of figures, or of signed differences, with intervals."""
     from storage.evaluations.figures import by_tag_and_overall  # it imports scipy
 
     names = [name for name in ("score", "exact") if name in figures]
     headings = [heading for name in names for heading in (name, "95 %")]
-    table = Table("tag", "prompts", *headings, title=title)
+    table, form = Table("tag", "prompts", *headings, title=title), "{:+.3f}" if signed else "{:.3f}"
     for name, row in by_tag_and_overall(figures).items():
-        cells = [
-            cell
-            for figure in names
-            for cell in (_number(row[figure], signed), _interval(row[f"{figure}_interval"], signed))
-        ]
+        cells = []
+        for figure in names:
+            cells += [form.format(row[figure]), " to ".join(map(form.format, row[f"{figure}_interval"]))]
         table.add_row(name, str(row["prompts"]), *cells)
     console().print(table)
 
@@ -348,7 +304,7 @@ def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
         (
             row.evaluation_id, time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_at)),
             row.run_id or "untouched model", str(row.iteration), str(row.images),
-            _number(row.score), *([_number(row.exact) if row.gives_verdict else "-"] if verdicts else []),
+            _figure(row.score), *([_figure(row.exact if row.gives_verdict else None)] if verdicts else []),
         )
         for row in rows
     ]  # fmt: skip
@@ -360,11 +316,3 @@ def evaluation_facts(row: SeparateEvaluation) -> dict[str, Any]:
     """Return one evaluation as JSON values."""
     names = ("evaluation_id", "run_id", "iteration", "started_at", "images", "score", "exact", "folder")
     return {name: getattr(row, name) for name in names if name != "exact" or row.gives_verdict}
-
-
-def _number(value: float, signed: bool = False) -> str:
-    return f"{value:+.3f}" if signed else f"{value:.3f}"
-
-
-def _interval(bounds: Sequence[float], signed: bool) -> str:
-    return f"{_number(bounds[0], signed)} to {_number(bounds[1], signed)}"

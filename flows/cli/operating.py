@@ -10,12 +10,12 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from flows.cli.options import AllowHost, Port, RunName, named_run, run_names, set_option
+from flows.cli.options import AllowHost, Port, RunName, run_argument, set_option
 from flows.configuration import look_at_inputs
 from flows.deployed.forms import ReproductionForm
 from flows.deployed.schedule import Nightly
@@ -110,11 +110,7 @@ def metrics(
 def reproduce(
     reference: Annotated[
         str,
-        typer.Argument(
-            help="A finished run (or `last`), or a reference file (.json); empty: --preset's.",
-            callback=named_run,
-            autocompletion=run_names,
-        ),
+        run_argument("A finished run (or `last`), or a reference file (.json); empty: --preset's."),
     ] = "",
     preset: Annotated[
         str,
@@ -141,7 +137,10 @@ def reproduce(
     ] = None,
 ) -> None:
     """Do a recorded run again and compare: the same to the bit, or what differs (exit code 1)."""
-    form = _form(reference, preset, evaluate, renew, tolerance, set_)
+    form = _form(
+        reference=reference, preset=preset, how="evaluate" if evaluate else "train", renew=renew,
+        tolerance=tolerance, settings=set_ or [],
+    )  # fmt: skip
     home = Home.from_environment().ensure()
     if write is not None:
         _write(home, reference, write)
@@ -182,13 +181,7 @@ def _look_at_reference(home: Home, form: ReproductionForm, again: str) -> None:
     look_at_inputs(config_again(form, was))
 
 
-def _form(
-    reference: str, preset: str, evaluate: bool, renew: bool, tolerance: float, settings: list[str] | None
-) -> ReproductionForm:
-    values = {
-        "reference": reference, "preset": preset, "how": "evaluate" if evaluate else "train", "renew": renew,
-        "tolerance": tolerance, "settings": settings or [],
-    }  # fmt: skip
+def _form(**values: Any) -> ReproductionForm:
     try:
         return ReproductionForm.model_validate(values)
     except ValidationError as error:

@@ -17,16 +17,11 @@ from storage.config.what_if import WhatIfQuestion
 from storage.errors import SpotlightError
 from storage.home import Home
 
-
-class ClusterName(StrEnum):
-    """The clusters that can start the processes of a run."""
-
-    RAY = "ray"
-    LOCAL = "local"
+ClusterName = StrEnum("ClusterName", ["ray", "local"])
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Return the runs whose identifiers begin with `incomplete`, for the shell's completion."""
+    """Return the runs whose identifiers begin with a text, for the shell's completion."""
     try:
         known = Home.from_environment().run_ids()
     except SpotlightError:
@@ -44,38 +39,26 @@ def setting_names(incomplete: str) -> list[str]:
     return [f"{one.name}=" for one in list_settings() if one.name.startswith(incomplete)]
 
 
-def named_run(text: str | None) -> str | None:
-    """Return the identifier of the named run; None and other texts stay (`flows.run_identity.find_run`)."""
-    return None if text is None else find_run(Home.from_environment(), text)
-
-
-def _all_named(texts: list[str]) -> list[str]:
-    return [find_run(Home.from_environment(), text) for text in texts]
+def named_run(given: str | list[str] | None) -> str | list[str] | None:
+    """Return the identifier of each named run, as `flows.run_identity.find_run` does."""
+    if isinstance(given, list):
+        return [find_run(Home.from_environment(), text) for text in given]
+    return None if given is None else find_run(Home.from_environment(), given)
 
 
 _HELP = "A run: its identifier, the beginning of it, or `last`."
 
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help=_HELP, callback=named_run, autocompletion=run_names)
-]
+
+def run_argument(help: str, metavar: str | None = None) -> Any:
+    """Return an argument that names a run."""
+    return typer.Argument(metavar=metavar, help=help, callback=named_run, autocompletion=run_names)
+
+
+RunName = Annotated[str, run_argument(_HELP, "RUN")]
 OptionalRunName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help=f"{_HELP} Without it the untouched model of the preset.",
-        callback=named_run,
-        autocompletion=run_names,
-    ),
+    str | None, run_argument(f"{_HELP} Without it the untouched model of the preset.", "[RUN]")
 ]
-RunNames = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RUN...",
-        help="A recorded run, or several of one fleet.",
-        callback=_all_named,
-        autocompletion=run_names,
-    ),
-]
+RunNames = Annotated[list[str], run_argument("A recorded run, or several of one fleet.", "RUN...")]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),

@@ -1,8 +1,11 @@
-"""Commands before a run: `prompts`, `score`, `profile` and `pretrain`."""
+"""Commands before a run: `prompts`, `score`, `judge`, `profile` and `pretrain`."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import socket
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +14,11 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from flows.cli.options import RunNames, set_option
+from flows.cli.options import Port, RunNames, set_option
 from flows.configuration import given_configuration
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
+from flows.server.ports import LOOPBACK, check_address, reachable
 from flows.terminal import console
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -25,22 +29,14 @@ from storage.text import file_stem
 if TYPE_CHECKING:  # it imports pandas
     from tasks.recorded_profile import Profile
 
-_MOST = 1_000_000
-
-
-class EmbeddedModelName(StrEnum):
-    """The embedded models that can be made."""
-
-    EDITS = "edits"
-    GLYPHS = "glyphs"
-    GLYPHS_GUIDED = "glyphs-guided"
-    MOVING_SHAPES = "moving-shapes"
-    SHAPES = "shapes"
+EmbeddedModelName = StrEnum(
+    "EmbeddedModelName", ["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"]
+)
 
 
 def prompts(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="geneval, or signs: a text to be written.")],
-    count: Annotated[int, typer.Argument(max=_MOST, help="How many.")],
+    count: Annotated[int, typer.Argument(max=1_000_000, help="How many.")],
     path: Annotated[Path, typer.Argument(metavar="FILE", help=".jsonl for geneval, .txt for signs.")],
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the prompts.")] = 0,
 ) -> None:
@@ -74,6 +70,39 @@ def score(
         judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
     typer.echo(json.dumps(judged))
     raise typer.Exit(0 if judged["error"] is None else 1)
+
+
+def judge(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE [-- ARGS]", help="A file that begins with its dependencies, as in examples/judges."
+        ),
+    ],
+    port: Port = 8190,
+    host: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = LOOPBACK,
+    limit: Annotated[
+        float, typer.Option(min=1, help="Seconds for the environment, the weights and the model.")
+    ] = 3600,
+) -> None:
+    """Start a judge with packages of its own, and print how runs ask it; Ctrl-C ends it."""
+    from flows.judges import judge_at
+    from tasks.checks.judges import judge_command
+
+    check_address(host)
+    url = f"http://{host}:{port}/score"
+    typer.echo(f"starting {shlex.join(command)}; a first start fetches packages and weights", err=True)
+    with (
+        stops_in_order("The judge was ended."),
+        judge_at(url, judge_command(shlex.join(command), url), limit) as started,
+    ):
+        name = host if reachable(host) == host else socket.gethostname()
+        reached = f"http://{name}:{port}/score"
+        typer.echo(f"it answers at {reached} and writes {started.log}; a run asks it with\n")
+        typer.echo(f"    --set reward.scorer=remote --set reward.options.url={reached}")
+        while started.code is None:
+            time.sleep(0.2)
+    raise typer.Exit(started.code)
 
 
 def profile(
@@ -117,7 +146,7 @@ def pretrain(
     """Make an embedded model: render images, train by flow matching, save."""
     home = Home.from_environment().ensure()
     folder = str(claim_folder(out, "--out"))
-    reporter().note(f"making the model {model.value}")
+    reporter().note(f"making the model {model}")
     from flows.server.prefect_server import prefect_server
 
     with stops_in_order("Stopped; no model was saved."), prefect_server(home):
@@ -125,4 +154,4 @@ def pretrain(
         from flows.process.cancellation import signals_cancel
 
         with signals_cancel():
-            typer.echo(json.dumps(pretrain_flow(model.value, folder, seed)))
+            typer.echo(json.dumps(pretrain_flow(str(model), folder, seed)))

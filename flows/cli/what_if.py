@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,7 +75,11 @@ def what_if(
     """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
     if hours is not None:
         given = {"--spot": question.given("spot"), "--policies": question.given("policies")}
-        _refuse_beside_hours(given | {"--timeline": timeline, "--record": record or None})
+        given |= {"--timeline": timeline, "--record": record or None}
+        if named := [option for option, value in given.items() if value is not None]:
+            raise ConfigurationError(
+                f"--hours finds the number of spot devices of one policy; leave {', '.join(named)} out"
+            )
         # A price book has a price of spot devices only for a run that has some.
         question = question.model_copy(update={"spot": question.per_instance or 1})
     config = given_configuration(preset, [*(set_ or []), *question.as_settings()], needs_task=record)
@@ -88,7 +91,11 @@ def what_if(
         _show_goal(asked.spot_for(hours), asked.asked.profile, as_json)
         return
     compared = asked.policies()
-    drawn = _drawn_file(timeline, policy, record)
+    if timeline is None and policy is not None and not record:
+        raise ConfigurationError(
+            f"--policy {quoted(policy)} says whose time line is written; give its file by --timeline"
+        )
+    drawn = None if timeline is None else writable_file(timeline, "--timeline")
     if drawn is not None or (record and policy is not None):
         asked.refuse_time_line(policy, compared)
     if record:
@@ -110,13 +117,6 @@ def what_if(
         typer.echo(f"entered as run {run_id}", err=True)
 
 
-def _refuse_beside_hours(given: Mapping[str, object]) -> None:
-    if named := [option for option, value in given.items() if value is not None]:
-        raise ConfigurationError(
-            f"--hours finds the number of spot devices of one policy; leave {', '.join(named)} out"
-        )
-
-
 def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
     """Print the fewest spot devices with which a run ends in time, and what was tried."""
     from tasks.what_if_in_words import goal_in_words, profile_in_words, run_in_words
@@ -133,21 +133,6 @@ def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
         screen.print(f"{spot:>4} spot devices: {run_in_words(answer)}", soft_wrap=True)
     for line in (said, *basis):
         screen.print(line, soft_wrap=True)
-
-
-def _drawn_file(timeline: str | None, policy: str | None, record: bool) -> Path | None:
-    """Return the file for the time line; None if none is asked for.
-
-    Raises:
-        ConfigurationError: the file cannot be written, or a policy is named without a file.
-    """
-    if timeline is not None:
-        return writable_file(timeline, "--timeline")
-    if policy is not None and not record:
-        raise ConfigurationError(
-            f"--policy {quoted(policy)} says whose time line is written; give its file by --timeline"
-        )
-    return None
 
 
 @contextmanager

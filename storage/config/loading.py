@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import os
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,6 +146,46 @@ def load_with_sources(
     sources = {key: origin for origin, values in layers for key, _ in flat(values)}
     with naming_sources(sources):
         return _validated(layers, problems), sources
+
+
+def python_settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return settings of Python's, nested or by dotted name, as `load_with_sources` takes them.
+
+    Paths become text, numbers and arrays of numpy (or alike) Python's own.
+
+    Raises:
+        ConfigurationError: a value is None or of another type.
+    """
+    given = [(".".join(key), value) for key, value in flat(settings)]
+    for name, value in given:
+        if value is None:
+            raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")
+    return [(name, _plain(name, value)) for name, value in given]
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, one) for one in value]
+    if callable(getattr(value, "tolist", None)):
+        plain = value.tolist()
+        # A float32 of 0.3 is meant as 0.3, which is what it prints, and not as 0.30000001192092896.
+        return float(str(value)) if isinstance(plain, float) else plain
+    if isinstance(value, (str, int, float, Mapping)):
+        return value
+    raise ConfigurationError(
+        f"{name} = {value!r}: give text, a number, True or False, a path, or a list of these"
+    )
+
+
+def by_name(config: RunConfig) -> dict[str, Any]:
+    """Return settings by dotted name (JSON values); the options of a plug-in are one setting."""
+    found: dict[str, Any] = {}
+    for name, value in config.model_dump(mode="json").items():
+        is_section = isinstance(value, dict)
+        found |= {f"{name}.{key}": each for key, each in value.items()} if is_section else {name: value}
+    return found
 
 
 def differing(one: RunConfig, other: RunConfig) -> Iterator[_Change]:

@@ -41,14 +41,7 @@ _HERE = ("auto", "local", "localhost")
 
 @dataclass(frozen=True)
 class Plan:
-    """The faults planned for a run: written down, or to be drawn.
-
-    Attributes:
-        written: faults of a file; empty to draw them.
-        seed: seed of the draw.
-        count: number of faults to draw.
-        kinds: kinds to draw from.
-    """
+    """The faults planned for a run: written in a file, or else a number of some kinds, drawn by a seed."""
 
     written: tuple[Fault, ...]
     seed: int
@@ -75,7 +68,6 @@ def plan_faults(
     """Return the faults planned for a run.
 
     Args:
-        seed: seed of the random schedule.
         count: number of faults; None for the default.
         kinds: kinds of faults; None or empty for all that fit the run.
         schedule: file that lists every fault, in place of a random schedule.
@@ -85,20 +77,17 @@ def plan_faults(
             reached or whose weights depend on timing.
     """
     refuse_unfit(config.runtime, config.exploration)
-    if schedule is not None:
-        if count is not None or kinds:
-            raise ConfigurationError("--schedule lists every fault; leave out --faults and --kinds")
-        written = _written(schedule)
-    else:
-        written = ()
-        if count is not None and count < 1:
-            raise ConfigurationError(f"--faults is {count}; give at least 1")
+    if schedule is not None and (count is not None or kinds):
+        raise ConfigurationError("--schedule lists every fault; leave out --faults and --kinds")
+    if count is not None and count < 1:
+        raise ConfigurationError(f"--faults is {count}; give at least 1")
+    written = () if schedule is None else _written(schedule)
     unmet = _unmet(config.runtime)
     known: list[FaultKind] = [kind for kind in FAULT_KINDS if (kind in kinds if kinds else kind not in unmet)]
     unknown = [kind for kind in kinds or () if kind not in FAULT_KINDS]
     if unknown:
         raise ConfigurationError(f"--kinds: no fault {unknown[0]!r}; there are {', '.join(FAULT_KINDS)}")
-    wanted = {fault.kind for fault in written} if written else set(known)
+    wanted = {fault.kind for fault in written} or set(known)
     for kind in wanted & unmet.keys():
         raise ConfigurationError(f"the fault {kind} would find no victim: {unmet[kind]}")
     if not config.runtime.spot_workers and wanted & _SPOT_KINDS:
@@ -163,27 +152,22 @@ def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None
 
 
 @contextmanager
-def simulated_notices() -> Iterator[SimulatedNotices]:
-    """Run the metadata service that the disturbed run's workers ask; its address is `url`."""
-    with SimulatedNotices(WORKER_IN_URL) as notices:
-        yield notices
-
-
-def inject(
-    home: Home,
-    run_id: str,
-    faults: Sequence[Fault],
-    notices: SimulatedNotices,
-    server_pid: Callable[[], int | None],
-) -> FaultInjector:
-    """Return the injector of a run's faults: a context, from whose start the times count.
+def injected(
+    home: Home, run_id: str, faults: Sequence[Fault], server_pid: Callable[[], int | None]
+) -> Iterator[tuple[FaultInjector, str]]:
+    """Inject faults into a run, timed from the context's start.
 
     Args:
-        faults: faults to inject.
-        notices: metadata service that its workers ask.
         server_pid: returns the pid of its Prefect server; None if there is none now.
+
+    Yields:
+        The injector, and the address of the metadata service that the run's workers are to ask for notices.
     """
-    return FaultInjector(home.history(run_id), faults, notices, server_pid)
+    with (
+        SimulatedNotices(WORKER_IN_URL) as notices,
+        FaultInjector(home.history(run_id), faults, notices, server_pid) as injector,
+    ):
+        yield injector, notices.url
 
 
 def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
@@ -213,11 +197,7 @@ class Verdict:
 
 
 def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
-    """Check the promises to a disturbed run that has ended.
-
-    Args:
-        undisturbed: the digests of the undisturbed run after as many iterations, as `digests` gives them.
-    """
+    """Check the promises to a run that has ended, given the `digests` of the undisturbed run's end."""
     report = check_history(read_history(home.history(run_id)))
     row = RunStore(home).run(run_id)
     with RunStore(home).reading(run_id) as connection:

@@ -22,9 +22,6 @@ from tasks.chaos.faults import refuse_unfit
 if TYPE_CHECKING:  # it imports Ray
     from gpu_runtime.cluster.ray.trace_replay import TraceReplay as TraceReplay
 
-GENERATED = "generated"
-"""The name that stands for a drawn trace in place of a file."""
-
 _GENERATED_SHAPE = TraceShape(capacity=4, length_s=20_000, mean_lifetime_s=3600, zones=1)
 
 
@@ -34,8 +31,7 @@ class TracePlan:
 
     Attributes:
         name: name of its file, or `generated`.
-        whole: trace as recorded.
-        fitted: part that is replayed, with the original times.
+        fitted: part of the whole that is replayed, with the original times.
         most: largest number of spot instances at once.
         notice_s: seconds from the notice of an instance to its removal; 0 for no notice.
         stretch: length of the replay, in lengths of the undisturbed run.
@@ -89,8 +85,7 @@ def plan_trace(
     """Read a trace and fit it to this machine: if it has too many instances, every n-th is replayed.
 
     Args:
-        source: a file that `read_trace` reads, or `generated`.
-        seed: seed of a generated trace.
+        source: a file that `read_trace` reads, or `generated`, by the seed.
         most: largest number of spot instances at once; 4 by default.
         notice_s: seconds of notice; none by default.
 
@@ -113,7 +108,7 @@ def plan_trace(
             f"--trace starts instances with one worker each, but {config.sequence_parallel.largest} are to "
             "share a sample; leave --degree and sequence_parallel out"
         )
-    whole = generate_trace(_GENERATED_SHAPE, seed) if source == GENERATED else read_trace(source)
+    whole = generate_trace(_GENERATED_SHAPE, seed) if source == "generated" else read_trace(source)
     most = 4 if most is None else most
     fitted = thinned(whole, most)
     if not fitted.events or not fitted.length_s:
@@ -125,11 +120,10 @@ def plan_trace(
 
 @contextmanager
 def replayed(plan: TracePlan, runtime: RuntimeConfig, length_s: float) -> Iterator[TraceReplay]:
-    """Run a reserved instance, and spot instances that come and go after `start` is called; end all on exit.
+    """Run a reserved instance, and spot ones that come and go after `start` is called; end all on exit.
 
     Args:
-        plan: the trace.
-        length_s: length of the replay, in seconds.
+        length_s: seconds of the replay.
     """
     from gpu_runtime.cluster.ray.local_instances import LocalInstances
     from gpu_runtime.cluster.ray.trace_replay import TraceReplay

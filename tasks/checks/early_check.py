@@ -17,21 +17,18 @@ class Checks:
     """The checks as a worker of a local cluster."""
 
     def check(self, config: RunConfig) -> list[str]:
-        """Return the same as `tasks.checks.preflight.check`."""
+        """Do `tasks.checks.preflight.check`."""
         from tasks.checks.preflight import check
 
         return check(config)
 
 
 def begin_check(config: RunConfig) -> Callable[[], list[str]]:
-    """Start a run's checks; this imports nothing heavy.
+    """Start a run's checks, and return a function that waits for their warnings, or raises their refusal.
 
     On Linux a forked process does them, so that this one never imports diffusers and can do other work.
     Workers of a cluster started here are forked from the same process. Elsewhere the checks are done when
     their result is asked for.
-
-    Returns:
-        Function that waits for the checks and returns their warnings; raises as `preflight.check` does.
     """
     if sys.platform != "linux":
         return lambda: Checks().check(config)

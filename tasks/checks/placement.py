@@ -18,7 +18,6 @@ from gpu_runtime.fleet.slots import worker_counts
 from gpu_runtime.models.checks.memory_need import GIB
 from gpu_runtime.models.loading import device_of, outline_model
 from storage.config.exploration import ExplorationConfig
-from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, SpotlightError, WorkerLostError
@@ -33,10 +32,9 @@ class HostReport:
     """A host's report on one of its devices.
 
     Attributes:
-        host: name of the host.
-        device: kind of the device, and its memory.
+        device: its kind, and its memory.
         torch: version of torch.
-        problem: reason why a worker of the run would fail there; empty if it would not.
+        problem: why a worker of the run would fail there; empty if it would not.
     """
 
     host: str
@@ -46,7 +44,7 @@ class HostReport:
 
     @property
     def in_words(self) -> str:
-        """The report for a person."""
+        """The host for a person."""
         return f"{self.host} ({self.device}, torch {self.torch})"
 
 
@@ -57,11 +55,12 @@ class HostProbe:
         """Return a report on the model, an attention kernel, and memory.
 
         Args:
-            trains: True if devices of this host also train.
-            arrives: True if a missing folder of the model is brought here; without it memory cannot be
-                checked.
+            arrives: True if a missing folder of the model is brought here: memory then cannot be checked.
         """
-        problem, device = "", _device_in_words(config.model)
+        problem, device = "", "processor"
+        if device_of(config.model).type == "cuda":
+            found = torch.cuda.get_device_properties(0)
+            device = f"{found.name}, {found.total_memory / GIB:.0f} GiB"
         if arrives and not os.path.isdir(config.model.path):
             device += ", gets the base weights from the driver's host"
         else:
@@ -171,10 +170,3 @@ def _memory_in_words(config: RunConfig) -> Iterator[str]:
         return
     if words:
         yield words
-
-
-def _device_in_words(model: ModelConfig) -> str:
-    if device_of(model).type != "cuda":
-        return "processor"
-    found = torch.cuda.get_device_properties(0)
-    return f"{found.name}, {found.total_memory / GIB:.0f} GiB"

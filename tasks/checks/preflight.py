@@ -51,9 +51,13 @@ def check(config: RunConfig) -> list[str]:
     inputs = check_inputs(config)
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
         refuse_missing_cuda(config.model)
-        _refuse_missing_gpu_of_scorers(config.runtime.scorer_gpu, config.model)
         if device_of(config.model).type == "cuda":
             refuse_standbys_with_gpus(config.runtime)
+        elif config.runtime.scorer_gpu:
+            raise ConfigurationError(
+                f"runtime.scorer_gpu = {config.runtime.scorer_gpu:g}, but no CUDA device is visible here; "
+                "set it to 0 to judge on the CPU, or run on a cluster that has one (runtime.cluster)"
+            )
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
         refuse_gpus_of_local_processes(config.runtime, config.model)
@@ -95,10 +99,7 @@ def check(config: RunConfig) -> list[str]:
 
 
 def read_weights(model: ModelConfig) -> int:
-    """Read every tensor of the configured model.
-
-    Returns:
-        Number of values in them.
+    """Read every tensor of the configured model, and return how many values they have.
 
     Raises:
         ModelError: one is not finite, or a file is missing or damaged.
@@ -108,20 +109,8 @@ def read_weights(model: ModelConfig) -> int:
     )
 
 
-def _refuse_missing_gpu_of_scorers(scorer_gpu: float, model: ModelConfig) -> None:
-    if scorer_gpu and device_of(model).type != "cuda":
-        raise ConfigurationError(
-            f"runtime.scorer_gpu = {scorer_gpu:g}, but no CUDA device is visible here; set "
-            "it to 0 to judge on the CPU, or run on a cluster that has one (runtime.cluster)"
-        )
-
-
 def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
-    """Refuse to share sequences among numbers of devices that do not divide them.
-
-    Returns:
-        A warning if `auto` has nothing to choose from.
-    """
+    """Refuse to share sequences among devices that do not divide them; warn if `auto` has no choice."""
     settings = config.sequence_parallel
     if settings.largest == 1:
         return []

@@ -17,7 +17,7 @@ from gpu_runtime.learning.registry import OBJECTIVES, read_objective_options
 from gpu_runtime.models.files.lora_file import check_lora
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer, read_scorer_options
+from gpu_runtime.rewards.registry import chosen_judge, chosen_scorer, read_scorer_options
 from storage.config.errors import KeyPath, as_given, naming_sources
 from storage.config.run_config import ALL_FRAMES, PromptsConfig, RewardConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
@@ -36,13 +36,11 @@ _MANY_PROCESSES_A_CORE = 4
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """The checked inputs of a run.
+    """The checked inputs of a run: training prompts, and held-out ones, as many as are evaluated.
 
     Attributes:
-        train: training prompts.
-        evaluate: held-out prompts, as many as are evaluated.
         by_setting: both lists, each with the setting that names it, for messages.
-        warnings: warnings that do not stop the run, but that a person should know.
+        warnings: those that do not stop the run, but that a person should know.
     """
 
     train: Sequence[PromptRecord]
@@ -112,10 +110,14 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         check_lora(config.model.adapter, config.adaptation)
     fits_model = family.prompt_check(config.model)
     scorer, judge = chosen_scorer(config.reward), chosen_judge(config.reward, config.evaluation)
-    _check_gpu_of_scorers(config.runtime.scorer_gpu, scorer, judge)
-    scorer.check_files()
-    if judge is not None:
-        judge.check_files()
+    chosen = [scorer, *([] if judge is None else [judge])]
+    if config.runtime.scorer_gpu and not any(one.uses_gpu for one in chosen):
+        raise ConfigurationError(
+            f"runtime.scorer_gpu is {config.runtime.scorer_gpu:g}, but "
+            f"{', '.join(one.name for one in scorer.judges)} judges on the CPU; leave it out"
+        )
+    for one in chosen:
+        one.check_files()
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
     _check_pairs(config, train)
@@ -141,9 +143,8 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     if config.runtime.cluster == "ray":
         refuse_unusable_folder()
     check_readers(config.tracking)
-    scorer.check_servers()
-    if judge is not None:
-        judge.check_servers()
+    for one in chosen:
+        one.check_servers()
     if paired := sum(bool(prompt.pair) for prompt in evaluate):
         warnings.append(
             f"{by_setting[1][0]}: {paired} of {len(evaluate)} rows are pairs of pictures, which evaluations "
@@ -174,15 +175,11 @@ def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[Non
 
 
 def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
-    """Refuse pairs of pictures that the run's settings or its model do not allow to train on; reads them all.
-
-    Raises:
-        ConfigurationError, PromptFileError: if so.
-    """
+    """Read all pairs of pictures, and refuse those that the run's settings or its model do not allow."""
     paired = [prompt for prompt in train if prompt.pair]
     if not paired:
         return
-    objective, strategy = config.algorithm.objective, config.exploration.strategy
+    objective = config.algorithm.objective
     family, setting = family_of(config.model), f"prompts.train = {config.prompts.train!r}"
     says = f"{setting} has pairs of pictures"
     if not OBJECTIVES.find(objective).takes_pairs:
@@ -198,7 +195,8 @@ def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
         )
     if strategy_of(config.exploration).drafts:
         raise ConfigurationError(
-            f"{says}, and exploration.strategy={strategy} drafts samples for each prompt; set it to plain"
+            f"{says}, and exploration.strategy={config.exploration.strategy} drafts samples for each prompt; "
+            "set it to plain"
         )
     if family.frames(config.model) is not None:
         raise ConfigurationError(f"{says}, and {config.model.family} makes clips; choose another family")
@@ -209,11 +207,7 @@ def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
 
 
 def _check_processes(runtime: RuntimeConfig) -> list[str]:
-    """Refuse more processes than the cores of this machine can serve.
-
-    Returns:
-        A warning if it can, but only slowly.
-    """
+    """Refuse more processes than the cores of this machine can serve; warn where they serve them slowly."""
     cores = os.cpu_count() or 1
     workers, most = runtime.least_workers, _MOST_PROCESSES_A_CORE * cores
     for setting, count, largest in (
@@ -232,14 +226,6 @@ def _check_processes(runtime: RuntimeConfig) -> list[str]:
         f"{workers} workers share {cores} cores: each is a process of its own, and all are slow; times and "
         "costs say little of what as many devices would need"
     ]
-
-
-def _check_gpu_of_scorers(share: float, scorer: ChosenScorer, judge: ChosenScorer | None) -> None:
-    if share and not scorer.uses_gpu and not (judge is not None and judge.uses_gpu):
-        raise ConfigurationError(
-            f"runtime.scorer_gpu is {share:g}, but {', '.join(judge.name for judge in scorer.judges)} judges "
-            "on the CPU; leave it out"
-        )
 
 
 def _check_notices(runtime: RuntimeConfig) -> None:
@@ -271,9 +257,7 @@ def judge_image(reward: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecor
     """Return a judgement: `value`, `exact` (None without verdicts), `detail`, `error`, `parts`.
 
     Args:
-        reward: the scorer and its options.
         image_HWC: image, uint8 RGB, shape (H, W, 3); for a clip (F, H, W, 3).
-        prompt: prompt of the image.
 
     Raises:
         ConfigurationError, ModelError: the scorer cannot be built.

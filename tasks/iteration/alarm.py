@@ -17,10 +17,9 @@ from tasks.iteration.session import Session
 
 @dataclass(frozen=True)
 class Answer:
-    """The response to an evaluation.
+    """The response to an evaluation: a message for people, if there is something new.
 
     Attributes:
-        message: message for people; None if there is nothing new.
         returned: True if the weights are now those of an earlier checkpoint, so that drafts are void.
     """
 
@@ -41,13 +40,10 @@ def take_up(session: Session) -> None:
 
 
 def answer(session: Session, iteration: int) -> Answer:
-    """Do what `evaluation.on_alarm` asks for after a recorded evaluation.
+    """Do what `evaluation.on_alarm` asks for after the recorded evaluation that follows an iteration.
 
     A run that is resumed right after an evaluation responds again: its checkpoint is from before the
     response, so the response is the same.
-
-    Args:
-        iteration: iteration before the evaluation.
 
     Raises:
         HackingError: the run must end.

@@ -57,12 +57,9 @@ _PARTS = """
 
 @dataclass(frozen=True)
 class Spending:
-    """Dollars and hours of a run.
+    """Dollars of a run and its hours at work: so far, and expected for an iteration and its evaluations.
 
-    Attributes:
-        usd, hours: used so far, with the devices' discarded work but without what judges were paid for it;
-            `hours` are those at work.
-        next_usd, next_hours: expected for another iteration and the evaluations before and after it.
+    They have the devices' discarded work, but not what judges were paid for it.
     """
 
     usd: float
@@ -100,13 +97,35 @@ def spending(
     )
 
 
-def reached_budget(run_id: str, config: RunConfig, done: int, used: Spending) -> str:
-    """Return why a run must not begin another iteration; empty if it may.
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if value >= 1 else f"{value:.2g}"
 
-    Args:
-        done: number of its iterations so far.
-        used: what it has used.
-    """
+
+def keep_to_budget(session: Session, record: IterationRecord) -> None:
+    """Make an iteration, which is not committed yet, the run's last if another would exceed the budget."""
+    if record.iteration < session.last_iteration:
+        _end_if_spent(session, record.iteration, record)
+
+
+def end_at_spent_budget(session: Session, done: int) -> None:
+    """Make the last committed iteration of a resumed run its last one if another would exceed the budget."""
+    if 0 < done < session.config.iterations:
+        _end_if_spent(session, done)
+
+
+def _end_if_spent(session: Session, done: int, record: IterationRecord | None = None) -> None:
+    if reached := _spent(session.store, session.run_id, session.config, done, record):
+        session.last_iteration, session.ended_early = done, reached
+        session.store.add_event(session.run_id, "budget", reached)
+
+
+def _spent(
+    store: RunStore, run_id: str, config: RunConfig, done: int, record: IterationRecord | None = None
+) -> str:
+    """Return why a run that has done so many iterations must not begin another; empty if it may."""
+    if not (config.budget.usd or config.budget.hours):
+        return ""
+    used = spending(store, run_id, record, record is not None and config.evaluates_after(done))
     for name, limit, now, ahead, form in (
         ("usd", config.budget.usd, used.usd, used.next_usd, "${}"),
         ("hours", config.budget.hours, used.hours, used.next_hours, "{} h"),
@@ -121,62 +140,19 @@ def reached_budget(run_id: str, config: RunConfig, done: int, used: Spending) ->
     return ""
 
 
-def _digits(value: float) -> str:
-    return f"{value:.2f}" if value >= 1 else f"{value:.2g}"
-
-
-def keep_to_budget(session: Session, record: IterationRecord) -> None:
-    """Make an iteration the run's last one if another would exceed the budget.
-
-    Args:
-        record: the iteration, before it is committed.
-    """
-    config, done = session.config, record.iteration
-    if not (config.budget.usd or config.budget.hours) or done >= session.last_iteration:
-        return
-    used = spending(session.store, session.run_id, record, config.evaluates_after(done))
-    if reached := reached_budget(session.run_id, config, done, used):
-        session.last_iteration, session.ended_early = done, reached
-        session.store.add_event(session.run_id, "budget", reached)
-
-
-def end_at_spent_budget(session: Session, done: int) -> None:
-    """Make the last committed iteration of a resumed run its last one if another would exceed the budget.
-
-    Args:
-        session: the run, before it goes on.
-        done: number of its committed iterations.
-    """
-    if reached := _spent(session.store, session.run_id, session.config, done):
-        session.last_iteration, session.ended_early = done, reached
-        session.store.add_event(session.run_id, "budget", reached)
-
-
 def refuse_spent_budget(store: RunStore, row: RunRow, config: RunConfig) -> None:
     """Refuse to resume a run that has no budget for another iteration, unless its last evaluation is missing.
 
     Args:
-        store: runs of the home.
-        row: run to be resumed.
         config: settings with which it would go on.
 
     Raises:
         ConfigurationError: another iteration would exceed the budget; the message tells how to raise it.
     """
     done = row.last_iteration or 0
-    reached = _spent(store, row.run_id, config, done)
-    if reached and not _lacks_its_end(store, row.run_id, done):
+    reached = _spent(store, row.run_id, config, done) if 0 < done < config.iterations else ""
+    if not reached:
+        return
+    saved = CheckpointStore(store.home.run(row.run_id)).iterations()
+    if saved[-1:] != [done] or done in dict(held_out_curve(store, row.run_id)):
         raise ConfigurationError(reached)
-
-
-def _spent(store: RunStore, run_id: str, config: RunConfig, done: int) -> str:
-    if not 0 < done < config.iterations or not (config.budget.usd or config.budget.hours):
-        return ""
-    return reached_budget(run_id, config, done, spending(store, run_id))
-
-
-def _lacks_its_end(store: RunStore, run_id: str, done: int) -> bool:
-    """Return True if a checkpoint of the last iteration is there, and the evaluation after it is not."""
-    if done in dict(held_out_curve(store, run_id)):
-        return False
-    return CheckpointStore(store.home.run(run_id)).iterations()[-1:] == [done]

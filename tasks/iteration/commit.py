@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.fleet.seed_search import SeedReview
-from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
+from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
 from storage.evaluations.quality import mean_figures
@@ -36,32 +36,23 @@ def commit(session: Session, record: IterationRecord) -> None:
 
     It may run during the next rollout, whose weights are those of the checkpoint.
     """
-    session.runtime.enter("commit", record.iteration)
+    iteration, figures = record.iteration, record.metrics
+    session.runtime.enter("commit", iteration)
     with session.timed("commit"):
-        _commit(session, record)
+        if iteration % session.config.checkpoint.every == 0 or iteration == session.last_iteration:
+            blobs = session.runtime.blobs(iteration + 1)
+            session.checkpoints.save(iteration, blobs, record.state, iteration_rows(record))
+        else:
+            session.store.commit_iteration(record)
+        session.store.compact(record.run_id, before=session.checkpoints.oldest)
+        if session.mirror is not None:
+            session.mirror.copy_newest()
+        session.readers.wake()
     session.on_commit(record)
-    figures = record.metrics
     session.log.note(
-        f"iteration {record.iteration} of {session.config.iterations}: reward "
-        f"{figures['reward_mean']:.3f}, {figures['iteration_s']:.1f} s"
+        f"iteration {iteration} of {session.config.iterations}: reward {figures['reward_mean']:.3f}, "
+        f"{figures['iteration_s']:.1f} s"
     )
-
-
-def _commit(session: Session, record: IterationRecord) -> None:
-    every = session.config.checkpoint.every
-    if record.iteration % every == 0 or record.iteration == session.last_iteration:
-        session.checkpoints.save(
-            record.iteration,
-            session.runtime.blobs(record.iteration + 1),
-            record.state,
-            iteration_rows(record),
-        )
-    else:
-        session.store.commit_iteration(record)
-    session.store.compact(record.run_id, before=session.checkpoints.oldest)
-    if session.mirror is not None:
-        session.mirror.copy_newest()
-    session.readers.wake()
 
 
 @task(
@@ -71,10 +62,7 @@ def _commit(session: Session, record: IterationRecord) -> None:
     persist_result=False,
 )
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
-    """Write a held-out evaluation to the record.
-
-    The response to its images is in `tasks.iteration.alarm`.
-    """
+    """Write a held-out evaluation to the record; `tasks.iteration.alarm` responds to its images."""
     session.store.commit_evaluation(record)
     if record.iteration:  # before the first iteration, importing MLflow would slow the start down
         session.readers.wake()
@@ -94,13 +82,12 @@ def iteration_record(
 
     Args:
         scores: one score per sample, in the same order.
-        trained: result of the training steps.
-        review: review of the seeds.
         started_at, ended_at: Unix time in seconds.
         collected: work of devices and judges up to now.
     """
     report, advantages, counters = trained.report, trained.advantages, session.runtime.counters
     values = [score.value for score in judged(scores)]
+    has_pairs = report.pair_accuracy or report.pair_margin
     metrics = {
         "reward_mean": statistics.fmean(values),
         "reward_std": statistics.pstdev(values),
@@ -117,7 +104,7 @@ def iteration_record(
         "gradient_norm": report.gradient_norm,
         "ratio_deviation": report.ratio_deviation,
         **({"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl} if report.ratio_mean else {}),
-        **_pair_metrics(report),
+        **({"pair_accuracy": report.pair_accuracy, "pair_margin": report.pair_margin} if has_pairs else {}),
         **_off_policy_metrics(report.off_policy),
         "samples_returned": float(counters.returned),
         "samples_dropped": float(counters.duplicates),
@@ -146,12 +133,6 @@ def iteration_record(
     )
 
 
-def _pair_metrics(report: TrainingReport) -> dict[str, float]:
-    if not (report.pair_accuracy or report.pair_margin):
-        return {}
-    return {"pair_accuracy": report.pair_accuracy, "pair_margin": report.pair_margin}
-
-
 def _off_policy_metrics(figures: OffPolicyFigures | None) -> dict[str, float]:
     if figures is None:
         return {}
@@ -177,7 +158,6 @@ def evaluation_record(
     as pictures.
 
     Args:
-        iteration: iteration before the evaluation.
         started_at, ended_at: Unix time in seconds.
         collected: work of devices and judges up to now.
     """

@@ -19,13 +19,10 @@ def explore(
 ) -> SeedPlan:
     """Choose the seeds of an iteration.
 
-    With `ahead` it runs beside reward and training of the previous iteration. If the drafts made there are
-    `refused`, seeds are drafted again with the current weights; the time is booked as `redraft`.
-
     Args:
-        iteration: iteration whose seeds are chosen.
-        ahead: the strategy's work beside that training; None once it is over.
-        refused: plan of stale drafts that the monitor rejected.
+        ahead: the strategy's work beside reward and training of the previous iteration, where this runs then.
+        refused: such drafts, which the monitor rejected: seeds are drafted again with the current weights,
+            in time that is booked as `redraft`.
     """
     if refused is not None:
         with session.timed("redraft"):
@@ -39,7 +36,6 @@ def rollout(session: Session, plan: SeedPlan, ahead: Ahead | None = None) -> Rol
     """Generate the chosen seeds on all devices; scorers judge them meanwhile.
 
     Args:
-        plan: seeds to generate.
         ahead: next iteration's drafts, begun by devices with nothing left to roll out; None lets them wait.
     """
     with session.timed("rollout"):
@@ -59,10 +55,10 @@ def reward(session: Session, rolled: Rollout) -> list[Score]:
     name="train", task_run_name="train {rolled.plan.iteration}", cache_policy=NO_CACHE, persist_result=False
 )
 def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
-    """Take the training steps on the reserved device and publish the weights.
+    """Take the training steps and publish the weights.
 
     Args:
-        scores: one score per sample, in the same order.
+        scores: one per sample, in the same order.
     """
     with session.timed("train"):
         return session.runtime.train(rolled, scores)

@@ -37,9 +37,7 @@ def review_seeds(
     What the strategy has decided by measured times is recorded here, before it takes effect.
 
     Args:
-        scores: scores of its samples, in their order.
-        trained: result of training on them.
-        next_plan: plan of the next iteration; None if there is none yet.
+        scores: one per sample, in the same order.
         rolling_since: Unix time in seconds at which its rollout began.
     """
     held_out = partial(held_out_scores, session.store, session.run_id)
@@ -74,9 +72,7 @@ def _times(session: Session, rolled: Rollout, trained: Trained, rolling_s: float
 def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:
     """Return every draft made to choose an iteration's seeds, refused ones and rescored ones included.
 
-    Args:
-        plan: plan of the iteration.
-        review: review of its seeds.
+    Args: the iteration's plan, and the review of its seeds.
     """
     drafts = [*plan.candidates, *plan.superseded, *review.rescored]
     refused = set(plan.superseded)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 from prefect.exceptions import TerminationSignal
 
@@ -35,10 +37,8 @@ from tasks.report import report_file
 CANCELLED_FLUSH_S = 1.5
 """Seconds that a cancelled run waits for its readers, which hold copies."""
 
-
 _MIRROR_WAIT_S = 600.0
 """Seconds that copying the last checkpoint off the machine may take."""
-
 
 STORM_DEVICES, STORM_S = 5, 600.0
 """Devices whose notice or loss within this many seconds is a storm."""
@@ -75,17 +75,12 @@ class Session:
         first_iteration: the iteration to do next, counted from 1.
         last_iteration: the iteration after which the run ends.
         ended_early: why that is not the last one of the settings; empty if it is.
-        mirror: mirror that copies its checkpoints off the machine; None if nothing is copied.
-        next_plan: seeds of that iteration, if they were chosen before the run was interrupted.
-        losses_noted: number of lost workers with an event already.
-        failed_starts_noted: number of workers that did not start, with an event already.
-        lost_standbys_noted: number of lost standbys with an event already.
-        storm: preemptions so far, for the event of a storm.
+        next_plan: seeds of the first iteration, if they were chosen before the run was interrupted.
+        noted: number of entries of each of the runtime's lists of losses that have an event already.
         devices_noted: devices on which the workers are known to compute.
         decisions_recorded: what measured times have decided, as the run's facts have it.
         alarm: state of the alarm after the evaluations so far; see `tasks/iteration/alarm.py`.
         seconds: duration of each phase of the running iteration.
-        log: log of the running phases, for the dashboard.
         on_phase: callback with a phase's name when it begins, from the thread that does it.
         on_commit: callback with an iteration's record once it is recorded.
     """
@@ -114,9 +109,7 @@ class Session:
         self.last_iteration = config.iterations
         self.ended_early = ""
         self.next_plan: SeedPlan | None = None
-        self.losses_noted = 0
-        self.failed_starts_noted = 0
-        self.lost_standbys_noted = 0
+        self.noted: Counter[str] = Counter()
         self.storm = StormWatch()
         self.devices_noted: set[str] = set()
         self.decisions_recorded = ""
@@ -224,25 +217,35 @@ def signal_behind(error: BaseException) -> BaseException | None:
 def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:
     """Start the runtime of a new or interrupted run, and restore its last checkpoint.
 
-    Args:
-        home, store: home that holds the run, and its runs.
-        run_id, config: the run and its settings.
-
     Raises:
         SpotlightError: the run cannot start; then only its status is written.
     """
     checkpoints = CheckpointStore(home.run(run_id))
     checkpoint = checkpoints.load_latest()
-    if config.checkpoint.mirror:
-        _refuse_if_continued(config.checkpoint.mirror, home, run_id)
-    _go_on_after_recorded(store, run_id)
+    address = config.checkpoint.mirror
+    if address:
+        try:
+            refuse_if_continued(address, home, run_id)
+        except CheckpointError:
+            raise
+        except Exception:  # noqa: BLE001 - each storage raises its package's own; the first copy reports it
+            pass
+    # The wall clock may have been set back since: this life's times begin after those of earlier ones.
+    last_at = last_recorded_at(store, run_id)
+    ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
+    if ahead_s >= LEAST_JUMP_S:
+        message = (
+            f"the wall clock is {ahead_s:.0f} s behind the run's last record; its times go on from there"
+        )
+        store.add_event(run_id, "clock_jump", message)
     history = home.history(run_id) if config.runtime.history else None
     with ExitStack() as opened:
         cluster = opened.enter_context(open_cluster(config))
         runtime = Runtime(config, cluster, history)
         opened.callback(close_runtime, runtime, store, run_id)
         readers = Readers(home, run_id, config.tracking)
-        mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
+        trouble = partial(store.add_event, run_id, "mirror")
+        mirror = CheckpointMirror(address, home, run_id, trouble) if address else None
         session = Session(run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror)
     try:
         environment = store.run(run_id).environment
@@ -262,55 +265,13 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
 
 
 def close_runtime(runtime: Runtime, store: RunStore, run_id: str) -> None:
-    """End a run's processes, and record the rented instances that could not be released.
-
-    Args:
-        runtime: runtime of the run.
-    """
+    """End a run's processes, and record the rented instances that could not be released."""
     try:
         runtime.close()
     finally:
         for note in runtime.collect().notes:
             with suppress(StorageError):
                 store.add_event(run_id, "capacity", note)
-
-
-def _mirror(home: Home, store: RunStore, run_id: str, address: str) -> CheckpointMirror | None:
-    """Return the mirror for the run's checkpoints; None if nothing is to be copied."""
-    if not address:
-        return None
-    return CheckpointMirror(
-        address, home, run_id, on_trouble=lambda message: store.add_event(run_id, "mirror", message)
-    )
-
-
-def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
-    """Refuse to continue from before another home's copy in the mirror, or without the mirror's package.
-
-    Raises:
-        CheckpointError: the run has continued elsewhere; or the package for the address is missing.
-    """
-    try:
-        refuse_if_continued(address, home, run_id)
-    except CheckpointError:
-        raise
-    except Exception:  # noqa: BLE001 - each storage raises its package's own; the first copy reports it
-        pass
-
-
-def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
-    """Let the record times of this life of a run begin after those of its earlier lives.
-
-    The wall clock may have been set back meanwhile.
-    """
-    last_at = last_recorded_at(store, run_id)
-    ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
-    if ahead_s >= LEAST_JUMP_S:
-        store.add_event(
-            run_id,
-            "clock_jump",
-            f"the wall clock is {ahead_s:.0f} s behind the run's last record; its times go on from there",
-        )
 
 
 def _go_back(session: Session, checkpoint: Checkpoint) -> None:

@@ -15,7 +15,7 @@ from storage.evaluations.reproductions import reference_of
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
 from storage.record.run_store import RunStore
-from tasks.reproduction.comparison import compare
+from tasks.comparison import compare
 from tests.listening import beyond_this_machine, kinds_of_ray, listening
 from tests.private_files import open_to_others
 from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, RunningUp, running_up, spotlight, wait_until

@@ -118,6 +118,19 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
     return _grid(cards, " sl-gallery") + _note(images)
 
 
+def run_html(run_id: str, status: str, scores: pd.DataFrame, images: pd.DataFrame) -> str:
+    """Return what a notebook shows of a run: its state, its first and last score, its gallery.
+
+    Args:
+        scores: frame from `storage.record.queries.runs.score_curve`.
+        images: as for `gallery_html`; may be empty.
+    """
+    shown = scores["score"].iloc[[0, -1]] if len(scores) > 1 else scores["score"]
+    course = " → ".join(f"{score:.3f}" for score in shown) or "–"
+    facts = f"<b>{html.escape(run_id)}</b> {status}, held-out score {course}"
+    return f"<p>{facts}</p>{gallery_html(images) if len(images) else ''}"
+
+
 def _grid(cards: list[str], style: str = "", attributes: str = "") -> str:
     return f'{_STYLE}<div class="sl-grid{style}"{attributes}>{"".join(cards)}</div>'
 

@@ -31,6 +31,12 @@ def run_overview(connection: RecordConnection, run_ids: Sequence[str] | None = N
     return connection.execute(OVERVIEW, {"runs": None if run_ids is None else list(run_ids)}).df()
 
 
+def dated(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame with its Unix seconds `created_at` and `ended_at` as moments in UTC."""
+    moments = frame.columns.intersection(["created_at", "ended_at"])
+    return frame.assign(**{name: pd.to_datetime(frame[name], unit="s", utc=True) for name in moments})
+
+
 def listed_runs(connection: RecordConnection) -> pd.DataFrame:
     """Return all runs, newest first, by what is known without opening a file of rows.
 

@@ -6,6 +6,7 @@ import io
 import os
 import socket
 import subprocess
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -88,11 +89,15 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
         lost_standbys=["standby-0 died: no memory"],
     )
     store = SimpleNamespace(add_event=lambda run_id, kind, message: events.append((kind, message)))
-    noted = {"losses_noted": 0, "failed_starts_noted": 0, "lost_standbys_noted": 0}
     session = cast(
         Any,
         SimpleNamespace(
-            run_id="r", runtime=runtime, store=store, storm=StormWatch(), note_devices=lambda: None, **noted
+            run_id="r",
+            runtime=runtime,
+            store=store,
+            storm=StormWatch(),
+            note_devices=lambda: None,
+            noted=Counter(),
         ),
     )
     runtime.failed_starts.append(FailedStart("spot-0.2", "no model folder /x", 3, 2))

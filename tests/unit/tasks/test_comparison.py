@@ -18,9 +18,9 @@ from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import compared_prompts, load_run_prompts
 from storage.record.checkpoints import CheckpointStore
+from tasks import evaluation
+from tasks.comparison import _as_different_texts, compare, paired_interval
 from tasks.iteration.phases import evaluate
-from tasks.reproduction import scored_again
-from tasks.reproduction.comparison import _as_different_texts, compare, paired_interval
 
 ENVIRONMENT = {
     "torch": "2.13.0", "python": "3.11.7", "commit": "abc", "machine": "x86_64, 2 cores", "processor": "A",
@@ -37,30 +37,31 @@ def reference(scores: tuple[float, ...] = (0.0, 0.5, 1.0, 1.0), **changes: objec
     return dataclasses.replace(whole, **changes)
 
 
+OTHER_WEIGHTS = {"weights.safetensors": "b" * 64}
+
+
 def environment(**changes: str) -> dict[str, str]:
     return ENVIRONMENT | changes
 
 
-def test_the_same_bits_are_identical():
+def test_the_same_bits_are_identical_and_another_version_is_named():
     said = compare(reference(), reference(), 0.05)
-    assert said.verdict == "identical"
-    assert said.causes == said.results == []
+    assert (said.verdict, said.causes, said.results) == ("identical", [], [])
     assert said.message == "identical to the bit: 1 files of weights and 8 held-out scores"
-
-
-def test_the_same_bits_under_another_version_are_identical_and_the_version_is_named():
     said = compare(reference(), reference(environment=environment(torch="2.14.0")), 0.05)
     assert said.verdict == "identical"
     assert said.causes == [{"kind": "versions", "what": "torch", "was": "2.13.0", "is": "2.14.0"}]
     assert "although these differ: versions: torch was 2.13.0, is 2.14.0" in said.message
 
 
-def test_one_other_bit_of_the_weights_is_a_drift_on_the_same_kind_of_device():
-    now = reference(digests={"weights.safetensors": "b" * 64})
+@pytest.mark.parametrize("cores", ["x86_64, 2 cores", "x86_64, 8 cores"])
+def test_one_other_bit_of_the_weights_is_a_drift_on_the_same_kind_of_device(cores: str):
+    now = reference(environment=environment(machine=cores), digests=OTHER_WEIGHTS)
     said = compare(reference(), now, 1.0)
     assert said.verdict == "drifted"
     assert [one["what"] for one in said.results] == ["SHA-256 of weights.safetensors"]
-    assert said.message.endswith("nothing that is recorded differs, so the run itself does not repeat")
+    repeats = "nothing that is recorded differs, so the run itself does not repeat"
+    assert said.message.endswith(f"machine was x86_64, 2 cores, is {cores}" if said.causes else repeats)
 
 
 def test_a_seed_is_named():
@@ -95,30 +96,28 @@ def test_a_prompt_is_named_with_both_texts():
     ]
 
 
-def test_device_and_code_are_told_from_versions():
-    now = reference(environment=environment(processor="B", commit="def", python="3.12.1"))
-    assert {one["what"]: one["kind"] for one in compare(reference(), now, 0).causes} == {
-        "processor": "device", "commit": "code", "python": "versions",
-    }  # fmt: skip
-
-
-def test_what_an_old_reference_did_not_record_is_said():
-    old = {name: value for name, value in ENVIRONMENT.items() if name != "processor"}
-    (one,) = compare(reference(environment=old), reference(), 0).causes
-    assert one == {"kind": "device", "what": "processor", "was": "not recorded", "is": "A"}
-
-
-def test_another_preset_is_no_difference():
-    now = reference(environment=environment(preset="glyphs"))
-    assert compare(reference(), now, 0).causes == []
-    assert compare(now, reference(environment=environment(preset="mine.toml")), 0).causes == []
-
-
-def test_devices_are_compared_where_both_recorded_them():
-    on_gpus = reference(environment=environment(devices="NVIDIA H100"))
-    assert compare(reference(), on_gpus, 0).causes == compare(on_gpus, reference(), 0).causes == []
-    (one,) = compare(on_gpus, reference(environment=environment(devices="cpu")), 0).causes
-    assert one == {"kind": "device", "what": "devices", "was": "NVIDIA H100", "is": "cpu"}
+@pytest.mark.parametrize(
+    ("was", "now", "causes"),
+    [
+        ({}, {"processor": "B", "commit": "def", "python": "3.12.1"}, [
+            ("code", "commit", "abc", "def"), ("device", "processor", "A", "B"),
+            ("versions", "python", "3.11.7", "3.12.1"),
+        ]),
+        ({"processor": None}, {}, [("device", "processor", "not recorded", "A")]),
+        ({}, {"preset": "glyphs"}, []),
+        ({"preset": "glyphs"}, {"preset": "mine.toml"}, []),
+        # Devices are compared where both recorded them.
+        ({}, {"devices": "NVIDIA H100"}, []),
+        ({"devices": "NVIDIA H100"}, {}, []),
+        ({"devices": "NVIDIA H100"}, {"devices": "cpu"}, [("device", "devices", "NVIDIA H100", "cpu")]),
+    ],
+)  # fmt: skip
+def test_the_facts_that_differ_are_named_by_kind(
+    was: dict[str, Any], now: dict[str, Any], causes: list[tuple[str, ...]]
+):
+    known = {name: value for name, value in (ENVIRONMENT | was).items() if value is not None}
+    found = compare(reference(environment=known), reference(environment=environment(**now)), 0).causes
+    assert sorted(tuple(one.values()) for one in found) == causes
 
 
 def test_the_paired_interval_by_hand():
@@ -139,9 +138,6 @@ def test_no_two_pairs_no_interval():
     assert paired_interval(reference(), another_iteration) is None
 
 
-ELSEWHERE = environment(processor="B")
-
-
 @pytest.mark.parametrize(
     ("scores", "tolerance", "verdict"),
     [
@@ -153,7 +149,7 @@ ELSEWHERE = environment(processor="B")
 def test_on_another_kind_of_device_an_interval_counts(
     scores: tuple[float, ...], tolerance: float, verdict: str
 ):
-    now = reference(scores, environment=ELSEWHERE, digests={"weights.safetensors": "b" * 64})
+    now = reference(scores, environment=environment(processor="B"), digests=OTHER_WEIGHTS)
     said = compare(reference(), now, tolerance)
     assert said.verdict == verdict
     assert f"tolerance {tolerance:g}" in said.message
@@ -161,18 +157,12 @@ def test_on_another_kind_of_device_an_interval_counts(
 
 
 def test_an_interval_without_zero_is_a_drift_whatever_the_tolerance():
-    was = reference((0.1, 0.2, 0.3, 0.4))
-    said = compare(was, reference((0.3, 0.41, 0.5, 0.62), environment=ELSEWHERE), 1.0)
-    assert said.interval is not None
-    assert said.interval.low > 0
-    assert said.verdict == "drifted"
-
-
-def test_the_number_of_cores_makes_no_other_kind_of_device():
-    now = reference(
-        environment=environment(machine="x86_64, 8 cores"), digests={"weights.safetensors": "b" * 64}
+    elsewhere = environment(processor="B")
+    said = compare(
+        reference((0.1, 0.2, 0.3, 0.4)), reference((0.3, 0.41, 0.5, 0.62), environment=elsewhere), 1.0
     )
-    assert compare(reference(), now, 1.0).verdict == "drifted"
+    assert said.interval is not None and said.interval.low > 0
+    assert said.verdict == "drifted"
 
 
 def chosen_by_times(**changes: Any) -> Reference:
@@ -180,15 +170,12 @@ def chosen_by_times(**changes: Any) -> Reference:
     return reference(config=config, **changes)
 
 
-def test_other_bits_of_a_run_whose_degree_is_measured_pass_with_the_same_scores():
-    was, now = chosen_by_times(), chosen_by_times(digests={"weights.safetensors": "b" * 64})
+def test_other_bits_of_a_run_whose_degree_is_measured_pass_with_the_same_scores_alone():
+    was, now = chosen_by_times(), chosen_by_times(digests=OTHER_WEIGHTS)
     said = compare(was, now, 0.05)
     assert said.verdict == "within"
     assert said.message.startswith("degrees chosen by measured times (sequence_parallel is auto), other bits")
     assert compare(was, was, 0.05).verdict == "identical"
-
-
-def test_other_scores_are_a_drift_even_where_the_degree_is_measured():
     said = compare(chosen_by_times(scores=(1.0,) * 4), chosen_by_times(scores=(0.5,) * 4), 0.05)
     assert said.verdict == "drifted"
     assert "held-out score differs by -0.5" in said.message
@@ -250,8 +237,8 @@ def test_a_checkpoint_scored_again_has_all_of_them(
 
     newest = SimpleNamespace(blobs={}, state={"policy_version": 1}, iteration=config.iterations)
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
-    monkeypatch.setattr(scored_again, "open_cluster", lambda config: nullcontext())
-    monkeypatch.setattr(scored_again, "Runtime", runtime)
-    monkeypatch.setattr(scored_again, "input_digests", lambda model, prompts: {})
-    scored_again.evaluate_again.fn(Home(tmp_path).ensure(), config, "was")
+    monkeypatch.setattr(evaluation, "open_cluster", lambda config: nullcontext())
+    monkeypatch.setattr(evaluation, "Runtime", runtime)
+    monkeypatch.setattr(evaluation, "input_digests", lambda model, prompts: {})
+    evaluation.evaluate_again.fn(Home(tmp_path).ensure(), config, "was")
     assert made[0].asked == [553]

@@ -40,7 +40,7 @@ class Comparison:
     """The result of the comparison.
 
     Attributes:
-        interval: interval of the last evaluation that both have; None with fewer than two pairs.
+        interval: of the last evaluation that both have; None with fewer than two pairs.
         causes: differences that may have changed the outcome.
         results: differences in the outcome.
     """
@@ -67,19 +67,18 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
         *_configuration(was.config, now.config),
         *_prompts(was, now),
     ]
-    results = [*_results(was, now)]
-    interval = paired_interval(was, now)
+    results, interval = [*_results(was, now)], paired_interval(was, now)
+    verdict: Verdict = "drifted"
     if not results:
-        return Comparison("identical", _identical(now, causes), interval, causes, results)
-    why = _why_bits_may_differ(was, now)
-    if not why:
-        return Comparison("drifted", _drifted(causes, results), interval, causes, results)
-    said = _interval_in_words(interval)
-    if interval is not None and interval.low <= 0 <= interval.high and abs(interval.mean) <= tolerance:
-        message = f"{why}, other bits, the same scores: {said}, tolerance {tolerance:g}"
-        return Comparison("within", message, interval, causes, results)
-    message = f"{why}: {said}, tolerance {tolerance:g}; {_drifted(causes, results)}"
-    return Comparison("drifted", message, interval, causes, results)
+        verdict, message = "identical", _identical(now, causes)
+    elif not (why := _why_bits_may_differ(was, now)):
+        message = _drifted(causes, results)
+    else:
+        said = f"{_interval_in_words(interval)}, tolerance {tolerance:g}"
+        message = f"{why}: {said}; {_drifted(causes, results)}"
+        if interval is not None and interval.low <= 0 <= interval.high and abs(interval.mean) <= tolerance:
+            verdict, message = "within", f"{why}, other bits, the same scores: {said}"
+    return Comparison(verdict, message, interval, causes, results)
 
 
 def paired_interval(was: Reference, now: Reference) -> Interval | None:

@@ -1,1 +1,0 @@
-"""A recorded run that was done again, against the record."""

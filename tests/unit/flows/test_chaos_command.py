@@ -11,6 +11,7 @@ from flows.cli import chaos
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault
 from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.chaos.faults import GRACES_S, left_of, plan_faults
@@ -31,17 +32,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def config(*changes: str):
+def config(*changes: str) -> RunConfig:
     return load_config("smoke", [*chaos.SETTINGS, *changes], {})
 
 
+def faults(
+    settings: RunConfig, length_s: float, seed: int, count: int | None = None, kinds: list[str] | None = None
+) -> tuple[Fault, ...]:
+    plan = plan_faults(settings, seed, count, kinds, None)
+    return plan.faults(length_s, settings.iterations, settings.runtime.lease_s)
+
+
 def test_by_default_each_kind_comes_once_and_the_seed_decides_the_rest():
-    plan = plan_faults(config(), 3, None, None, None)
-    iterations, lease_s = config().iterations, config().runtime.lease_s
-    drawn = plan.faults(60.0, iterations, lease_s)
+    drawn = faults(config(), 60.0, 3)
     assert sorted(fault.kind for fault in drawn) == sorted(FAULT_KINDS)
-    assert drawn == plan.faults(60.0, iterations, lease_s)
-    assert drawn != plan_faults(config(), 4, None, None, None).faults(60.0, iterations, lease_s)
+    assert drawn == faults(config(), 60.0, 3) != faults(config(), 60.0, 4)
 
 
 def test_a_server_or_ray_of_others_is_left_alone(monkeypatch):
@@ -56,9 +61,7 @@ def test_a_server_or_ray_of_others_is_left_alone(monkeypatch):
 
 def test_faults_fit_the_run_they_are_drawn_for():
     settings = config("iterations=3", "runtime.lease_s=7")
-    for fault in plan_faults(settings, 0, 40, None, None).faults(
-        50.0, settings.iterations, settings.runtime.lease_s
-    ):
+    for fault in faults(settings, 50.0, 0, 40):
         assert fault.at_s is None or fault.at_s <= 50
         assert fault.iteration is None or fault.iteration < 3
         assert fault.grace_s is None or fault.grace_s in GRACES_S
@@ -66,12 +69,8 @@ def test_faults_fit_the_run_they_are_drawn_for():
 
 
 def test_scorers_and_coordinators_may_die_without_spot_workers():
-    settings = config("runtime.spot_workers=0")
-    plan = plan_faults(settings, 0, 4, ["scorer_death", "coordinator_restart"], None)
-    assert {fault.kind for fault in plan.faults(9.0, settings.iterations, settings.runtime.lease_s)} == {
-        "scorer_death",
-        "coordinator_restart",
-    }
+    drawn = faults(config("runtime.spot_workers=0"), 9.0, 0, 4, ["scorer_death", "coordinator_restart"])
+    assert {fault.kind for fault in drawn} == {"scorer_death", "coordinator_restart"}
 
 
 def test_what_met_nobody_is_left_for_the_next_run_and_comes_sooner(tmp_path):
@@ -98,21 +97,15 @@ def test_the_table_says_which_promise_was_broken(capsys):
     assert shown.count("NO") == 1 and "broken: 3 samples were lost" in shown
 
 
-def trace_file(folder: Path, text: str = "0,add,a\n9000,remove,a\n") -> str:
-    (folder / "trace.csv").write_text(text)
-    return str(folder / "trace.csv")
-
-
 def test_a_trace_is_thinned_to_what_is_asked_for_and_joined_by_settings(tmp_path):
     several = "0,add,a\n0,add,b\n1000,add,c\n5000,remove,a\n5000,remove,c\n"
-    plan = plan_trace(config(), trace_file(tmp_path, several), most=2, notice_s=3.0)
+    (tmp_path / "trace.csv").write_text(several)
+    plan = plan_trace(config(), str(tmp_path / "trace.csv"), most=2, notice_s=3.0)
     assert [event.instance for event in plan.fitted.events] == ["a", "c", "a", "c"]
     assert plan.settings("here:1") == [
         "runtime.cluster=here:1", "runtime.spot_workers=2", "runtime.notices=kubernetes",
     ]  # fmt: skip
-    assert (
-        "trace trace.csv: 3 instances in 0.0 h, at most 3 at once, 2 losses; 2 are replayed"
-        in plan.describe()
-    )
+    said = "trace trace.csv: 3 instances in 0.0 h, at most 3 at once, 2 losses; 2 are replayed"
+    assert said in plan.describe()
     drawn = [plan_trace(config(), "generated", seed) for seed in (1, 1, 2)]
     assert drawn[0].whole == drawn[1].whole != drawn[2].whole

@@ -36,12 +36,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 def evaluated(store: RunStore, run_id: str, iteration: int, scores: Iterable[float]) -> None:
     images = [
-        JudgedImage(
-            prompt_id=place, prompt=f"prompt {place}", seed_index=0, tag="", score=score, exact=False,
-            detail="", error=None,
-        )
+        JudgedImage(place, 0, f"prompt {place}", "", score, False, "", None)
         for place, score in enumerate(scores)
-    ]  # fmt: skip
+    ]
     mean = sum(image.score for image in images) / len(images)
     at = 1000.0 + 100 * iteration
     store.commit_evaluation(EvaluationRecord(run_id, iteration, iteration, at, at + 1, mean, 0.0, images))
@@ -82,12 +79,8 @@ def recorded(
         if iteration:
             trained(store, run_id, iteration, 4 if explores else 2, 15.0 if explores else 10.0)
         if iteration % 3 == 0:
-            evaluated(
-                store,
-                run_id,
-                iteration,
-                [gain * iteration / 3 for gain in gains for _ in range(PROMPTS // 2)],
-            )
+            scores = [gain * iteration / 3 for gain in gains for _ in range(PROMPTS // 2)]
+            evaluated(store, run_id, iteration, scores)
     store.set_status(run_id, "finished")
 
 

@@ -43,30 +43,26 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path).ensure()
 
 
-def disturbed(home: Home, monkeypatch: pytest.MonkeyPatch, *endings: tuple[int, bool]):
+@pytest.mark.parametrize(
+    ("endings", "commands"),
+    [
+        ([(1, True), (0, True)], ["train", "resume"]),  # it ended early
+        ([(2, False), (0, True)], ["train", "train"]),  # it did not begin
+        ([(1, True)] * 3, ["train", "resume", "resume"]),  # it fails by itself
+        ([(2, False)] * 3, None),
+    ],
+)
+def test_a_run_is_resumed_started_again_or_given_up(
+    home: Home, monkeypatch: pytest.MonkeyPatch, endings: list[tuple[int, bool]], commands: list[str] | None
+):
     runs = Runs(home, *endings)
     monkeypatch.setattr(disturbed_run, "start", runs.start)
-    return disturb(home, "r", ["--preset", "smoke"], []), runs.commands
-
-
-def test_a_run_that_ended_early_is_resumed(home, monkeypatch):
-    ran, commands = disturbed(home, monkeypatch, (1, True), (0, True))
-    assert commands == ["train", "resume"] and ran.restarts == 1 and not ran.hung
-
-
-def test_a_run_that_did_not_begin_is_started_again(home, monkeypatch):
-    ran, commands = disturbed(home, monkeypatch, (2, False), (0, True))
-    assert commands == ["train", "train"] and ran.restarts == 1
-
-
-def test_a_run_that_fails_by_itself_is_given_up(home, monkeypatch):
-    ran, commands = disturbed(home, monkeypatch, (1, True), (1, True), (1, True))
-    assert commands == ["train", "resume", "resume"] and ran.restarts == 2
-
-
-def test_a_run_that_never_begins_is_an_error(home, monkeypatch):
-    with pytest.raises(RuntimeFailure, match="run r did not begin, 3 times"):
-        disturbed(home, monkeypatch, (2, False), (2, False), (2, False))
+    if commands is None:
+        with pytest.raises(RuntimeFailure, match="run r did not begin, 3 times"):
+            disturb(home, "r", ["--preset", "smoke"], [])
+        return
+    ran = disturb(home, "r", ["--preset", "smoke"], [])
+    assert runs.commands == commands and ran.restarts == len(commands) - 1 and not ran.hung
 
 
 class Instances:

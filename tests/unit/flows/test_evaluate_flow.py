@@ -126,9 +126,8 @@ def test_it_compares_with_an_earlier_one(home: Home, monkeypatch: pytest.MonkeyP
     scored(monkeypatch, [0.0, 1.0] * 6)
     earlier = flows.evaluate.evaluate_model.fn(CONFIG)
     scored(monkeypatch, [0.5, 1.0] * 6)
-    difference = flows.evaluate.evaluate_model.fn(CONFIG, "mine", None, earlier["evaluation_id"])[
-        "difference"
-    ]
+    later = flows.evaluate.evaluate_model.fn(CONFIG, "mine", None, earlier["evaluation_id"])
+    difference = later["difference"]
     assert difference["score"] == pytest.approx(0.25)
     assert (difference["pairs"], difference["same_noise"]) == (12, True)
 

@@ -18,28 +18,21 @@ from tests.answering import answering
 from tests.running_up import free_port
 
 
-def test_a_login_is_not_taken_into_the_settings():
+def test_a_login_and_a_last_slash_are_not_taken_into_the_settings():
+    config = RunConfig.model_validate({"tracking": {"uri": "https://mlflow.example.org/team/"}})
+    assert config.tracking.uri == "https://mlflow.example.org/team"
     with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_USERNAME") as refusal:
         RunConfig.model_validate({"tracking": {"uri": "https://ada:secret@mlflow.example.org"}})
     assert "secret" not in str(refusal.value.errors()[0]["msg"])
 
 
-def test_an_address_is_kept_without_its_last_slash():
-    config = RunConfig.model_validate({"tracking": {"uri": "https://mlflow.example.org/team/"}})
-    assert config.tracking.uri == "https://mlflow.example.org/team"
-
-
-def test_a_silent_server_is_refused_with_what_to_do():
+def test_a_silent_server_and_another_program_are_refused_with_what_to_do():
     uri = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(
-        ConfigurationError, match=rf"no MLflow server answers at tracking\.uri = '{uri}': "
-    ) as no:
+    said = (
+        rf"no MLflow server answers at tracking\.uri = '{uri}': .*Connection refused.*{TRACKING_VARIABLE}= in"
+    )
+    with pytest.raises(ConfigurationError, match=said):
         refuse_silent_server(uri, {})
-    assert "Connection refused" in str(no.value)
-    assert f"{TRACKING_VARIABLE}= in the environment" in str(no.value)
-
-
-def test_another_program_is_no_mlflow_server():
     said = r"is no MLflow server \(200: <html>hello\\n\)"
     with answering(200, "<html>hello\n") as uri, pytest.raises(ConfigurationError, match=said):
         refuse_silent_server(uri, {})

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 from typer.testing import CliRunner
@@ -29,30 +27,25 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return RunStore(Home(tmp_path))
 
 
-def create(
-    store: RunStore, run_id: str, at: float, pid: int = 0, facts: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    store.create_run(run_id, RunConfig(), facts, pid or os.getpid(), at)
+def create(store: RunStore, run_id: str, at: float, pid: int = 0, simulated: str = "") -> None:
+    store.create_run(run_id, RunConfig(), {SIMULATED: simulated} if simulated else {}, pid or os.getpid(), at)
 
 
 def test_a_run_is_named_by_its_beginning_or_as_the_last_one(store: RunStore):
+    with pytest.raises(RunNotFoundError, match="there is no run yet"):
+        find_run(store.home, "last")
+    with pytest.raises(ConfigurationError, match="'last' names the newest run"):
+        check_run_id("last")
     create(store, "glyphs-1", at=1.0)
     create(store, "glyphs-10", at=3.0)
     create(store, "shapes-1", at=2.0)
-    create(store, "what-if-1", at=4.0, facts={SIMULATED: "by what-if"})
+    create(store, "what-if-1", at=4.0, simulated="by what-if")
     assert find_run(store.home, "last") == "glyphs-10", "a simulated run is not meant"
     assert find_run(store.home, "sh") == "shapes-1"
     assert find_run(store.home, "glyphs-1") == "glyphs-1", "a whole identifier counts, longer ones or not"
     assert find_run(store.home, "edits") == "edits", "what needs the run says that there is none"
     with pytest.raises(ConfigurationError, match="2 runs begin with 'gly': glyphs-10, glyphs-1; write more"):
         find_run(store.home, "gly")
-
-
-def test_without_a_run_there_is_no_last_one(store: RunStore):
-    with pytest.raises(RunNotFoundError, match="there is no run yet"):
-        find_run(store.home, "last")
-    with pytest.raises(ConfigurationError, match="'last' names the newest run"):
-        check_run_id("last")
 
 
 def test_commands_take_such_names(store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

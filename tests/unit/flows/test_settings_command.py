@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from flows.cli.command_line import app
 from storage.config.loading import list_presets
 from storage.config.settings_table import list_settings, settings_page
-from storage.errors import ConfigurationError
 
 
 def said(*arguments: str) -> str:
@@ -37,20 +36,6 @@ def test_the_table_and_the_page():
     assert "sampling.noise_level" in table and "coefficient-preserving" in table
     assert "runtime" not in table
     assert said("settings", "--markdown") == settings_page()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("samplng",), "no section or setting 'samplng'; did you mean sampling? there are name, seed"),
-        (("sampling.noise_lvl",), "did you mean sampling.noise_level?"),
-        (("sampling", "--markdown"), "leave SECTION and --json out"),
-    ],
-)
-def test_what_is_not_there_is_refused(arguments: tuple[str, ...], message: str):
-    with pytest.raises(ConfigurationError) as refused:
-        CliRunner().invoke(app, ["settings", *arguments], catch_exceptions=False)
-    assert message in str(refused.value)
 
 
 def test_the_version():

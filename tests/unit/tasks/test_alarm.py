@@ -138,20 +138,16 @@ def test_the_run_returns_to_the_last_sound_checkpoint_and_ends_if_that_does_not_
     assert run.checkpoints.iterations()[-1] == 10
 
 
-def test_a_sound_evaluation_after_a_return_is_returned_to_next(tmp_path: Path):
-    run = Run(tmp_path, "rollback")
-    for iteration, distance in ((10, SOUND), (20, HACKED), (30, SOUND), (40, HACKED)):
-        run.evaluate(iteration, distance)
-    assert run.session.runtime.asked == [b"10", b"30"]
-
-
-def test_a_checkpoint_that_an_alarm_has_followed_is_not_returned_to(tmp_path: Path):
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_sound_evaluation_after_a_return_is_returned_to_next_if_it_has_a_checkpoint(
+    tmp_path: Path, saves: bool
+):
     run = Run(tmp_path, "rollback")
     run.evaluate(10, SOUND)
     run.evaluate(20, HACKED)
-    run.evaluate(30, SOUND, saves=False)  # the newest checkpoint is still the hacked one
-    assert run.evaluate(40, HACKED, saves=False).returned
-    assert run.session.runtime.asked == [b"10", b"10"]
+    run.evaluate(30, SOUND, saves)  # otherwise the newest checkpoint is still the hacked one
+    assert run.evaluate(40, HACKED, saves).returned
+    assert run.session.runtime.asked == [b"10", b"30" if saves else b"10"]
 
 
 @pytest.mark.parametrize("on_alarm", ["rollback", "stop"])

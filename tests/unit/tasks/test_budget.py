@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,9 +82,8 @@ def test_a_run_ends_before_the_iteration_that_would_exceed_its_budget(
     events = [(event["kind"], event["message"]) for event in store.folder("r").events()]
     assert events == ([("budget", session.ended_early)] if last == 2 else [])
     if last == 2:
-        assert session.ended_early.startswith(
-            f"budget.{name} is {limit:g}: after iteration 2 of 9 the run has"
-        )
+        said = f"budget.{name} is {limit:g}: after iteration 2 of 9 the run has"
+        assert session.ended_early.startswith(said)
         assert f"`spotlight resume r --budget-{name} N`" in session.ended_early
 
 
@@ -150,12 +150,8 @@ def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: p
     assert store.run("r").status == "finished" and store.run("r").config.budget.usd == 0.25
     start.resume("r", budget_usd=0.5)
     row = store.run("r")
-    assert (row.status, row.error, row.config.budget.usd, passed[0].budget.usd) == (
-        "interrupted",
-        None,
-        0.5,
-        0.5,
-    )
+    assert (row.status, row.error) == ("interrupted", None)
+    assert row.config.budget.usd == passed[0].budget.usd == 0.5
     assert store.folder("r").events()[-1]["message"] == "budget.usd is 0.5 from now on, 0.25 before"
     store.set_status("r", "failed", "a killed run is no different")
     store.set_limits("r", RunConfig.model_validate({"iterations": 9, "budget": {"usd": 0.25}}))
@@ -172,10 +168,9 @@ def test_a_refused_start_changes_nothing_and_leaves_nothing(store: RunStore, mon
     store.set_summary("r", {"score_after": 0.5})
     store.set_status("r", "finished")
     before = store.run("r")
-    with pytest.raises(ServerError, match="no Prefect server answers"):
-        start.resume("r", iterations=9)
-    with pytest.raises(ServerError, match="no Prefect server answers"):
-        start.train("smoke", run_id="other")
+    for begin in (partial(start.resume, "r", iterations=9), partial(start.train, "smoke", run_id="other")):
+        with pytest.raises(ServerError, match="no Prefect server answers"):
+            begin()
     assert store.run("r") == before
     assert store.home.run_ids() == ["r"]
     store.set_status("r", "running")

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,6 @@ def test_the_newest_checkpoint_and_all_rows_come_back(address: str, home: Home, 
     assert kept == ["iteration-000002", "iteration-000003"], "two stay, as at home"
 
 
-def test_a_folder_that_serves_as_a_mirror_is_a_home(tmp_path: Path, home: Home):
-    save(home, 1)
-    copy_to_mirror(str(tmp_path / "mirror"), home, "run")
-    mirror = Home(tmp_path / "mirror")
-    assert RunStore(mirror).run("run") == RunStore(home).run("run")
-    assert committed(mirror) == [1] and newest(mirror)[0] == 1
-
-
 def test_rows_that_the_run_has_no_more_go(address: str, home: Home, elsewhere: Home):
     store = RunStore(home)
     for iteration in (1, 2):
@@ -131,10 +124,14 @@ def test_rows_that_the_run_has_no_more_go(address: str, home: Home, elsewhere: H
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_folder_may_have_any_name(tmp_path: Path, home: Home, elsewhere: Home, name: str):
+def test_a_folder_of_any_name_serves_as_a_mirror_and_is_a_home(
+    tmp_path: Path, home: Home, elsewhere: Home, name: str
+):
     save(home, 1)
     copy_to_mirror(str(tmp_path / name), home, "run")
-    assert Home(tmp_path / name).run_ids() == ["run"]
+    mirror = Home(tmp_path / name)
+    assert mirror.run_ids() == ["run"] and RunStore(mirror).run("run") == RunStore(home).run("run")
+    assert committed(mirror) == [1] and newest(mirror)[0] == 1
     assert fetch_from_mirror(str(tmp_path / name), elsewhere, "run") == 1
 
 
@@ -243,28 +240,19 @@ def test_a_finished_run_is_copied_as_it_stays(tmp_path: Path, home: Home):
     assert troubles == []
 
 
-def test_a_checkpoint_that_was_saved_again_replaces_the_one_before(address: str, home: Home, elsewhere: Home):
-    save(home, 1, b"before")
-    copy_to_mirror(address, home, "run")
-    save(home, 1, b"after")
-    copy_to_mirror(address, home, "run")
-    fetch_from_mirror(address, elsewhere, "run")
-    assert newest(elsewhere)[1]["weights"] == b"after"
-
-
 def test_checkpoints_of_weights_that_were_given_up_go(address: str, home: Home, elsewhere: Home):
     for iteration in (1, 2, 3, 4):
         save(home, iteration, b"weights %d" % iteration)
         copy_to_mirror(address, home, "run")
-    store = CheckpointStore(home.run("run"))
-    store.drop_after(3)
+    CheckpointStore(home.run("run")).drop_after(3)
     copy_to_mirror(address, home, "run")
     assert fetch_from_mirror(address, elsewhere, "run") == 3
-    shutil.rmtree(elsewhere.run("run"))
-    save(home, 2, b"again")  # the run went back
-    copy_to_mirror(address, home, "run")
-    assert fetch_from_mirror(address, elsewhere, "run") == 2
-    assert newest(elsewhere)[1]["weights"] == b"again"
+    for weights in (b"again", b"once more"):  # the run went back; then the same one is saved again
+        shutil.rmtree(elsewhere.run("run"))
+        save(home, 2, weights)
+        copy_to_mirror(address, home, "run")
+        assert fetch_from_mirror(address, elsewhere, "run") == 2
+        assert newest(elsewhere)[1]["weights"] == weights
 
 
 def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, home: Home, elsewhere: Home):
@@ -290,9 +278,13 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
     assert newest(home)[1]["weights"] == b"newer"
 
 
-def test_a_new_run_is_refused_where_the_address_needs_a_package_that_is_not_there(home: Home):
-    config = RunConfig.model_validate({"checkpoint": {"mirror": "gcs://bucket/runs"}})
-    with pytest.raises(CheckpointError, match="its package is not installed"):
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("gcs://bucket/runs", "its package is not installed"), ("nowhere://x", "mirror = 'nowhere://x'")],
+)
+def test_a_new_run_is_refused_where_its_mirror_cannot_be_opened(home: Home, place: str, said: str):
+    config = RunConfig.model_validate({"checkpoint": {"mirror": place}})
+    with pytest.raises(CheckpointError, match=said):
         open_session(home, RunStore(home), "new", config)
 
 
@@ -399,71 +391,40 @@ def test_resuming_reads_the_place_from_the_environment(
             fetch_where_unknown(elsewhere, name)
 
 
-def test_copies_are_made_beside_the_run_and_the_last_one_is_waited_for(
-    address: str, home: Home, elsewhere: Home
+def test_a_place_that_does_not_take_it_is_reported_once_and_the_run_goes_on(
+    tmp_path: Path, home: Home, caplog: pytest.LogCaptureFixture
 ):
-    troubles: list[str] = []
-    mirror = CheckpointMirror(address, home, "run", troubles.append)
-    for iteration in (1, 2, 3):
-        save(home, iteration)
-        mirror.copy_newest()
-    mirror.close(60)
-    assert fetch_from_mirror(address, elsewhere, "run") == 3
-    assert troubles == []
+    def report(message: str) -> None:
+        troubles.append(message)
+        raise StorageError("disk full")
 
-
-def test_a_place_that_does_not_take_it_is_reported_once_and_the_run_goes_on(tmp_path: Path, home: Home):
     (tmp_path / "file").write_text("no folder")
     troubles: list[str] = []
-    mirror = CheckpointMirror(str(tmp_path / "file"), home, "run", troubles.append)
+    mirror = CheckpointMirror(str(tmp_path / "file"), home, "run", report)
     save(home, 1)
     mirror.copy_newest()
     mirror.close(60)
-    assert len(troubles) == 1
-    assert "are not copied" in troubles[0]
-
-
-def test_a_place_that_does_not_answer_is_not_waited_for(
-    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    answers = threading.Event()
-    monkeypatch.setattr(mirror_module, "copy_to_mirror", lambda *_: answers.wait(60))
-    troubles: list[str] = []
-    mirror = CheckpointMirror(str(tmp_path), home, "run", troubles.append)
-    mirror.close(0.1)
-    answers.set()
-    assert troubles == [f"the last checkpoint was not copied to {tmp_path} in 0.1 s"]
-
-
-def test_a_signal_during_the_last_copy_and_a_record_that_refuses_are_no_secrets(
-    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    def refuse(message: str) -> None:
-        raise StorageError("disk full")
-
-    save(home, 1)
-    (tmp_path / "file").write_text("no folder")
-    mirror = CheckpointMirror(str(tmp_path / "file"), home, "run", refuse)
-    mirror.close(60)
+    assert len(troubles) == 1 and "are not copied" in troubles[0]
     assert "could not be recorded: disk full" in caplog.text
-    answers = threading.Event()
-    monkeypatch.setattr(mirror_module, "copy_to_mirror", lambda *_: answers.wait(60))
-    troubles: list[str] = []
-    mirror = CheckpointMirror(str(tmp_path), home, "run", troubles.append)
 
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_place_that_does_not_answer_is_not_waited_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_interrupted: bool
+):
     def interrupted(wait_s: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mirror._thread, "join", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        mirror.close(60)
+    answers, troubles = threading.Event(), list[str]()
+    monkeypatch.setattr(mirror_module, "copy_to_mirror", lambda *_: answers.wait(60))
+    mirror = CheckpointMirror(str(tmp_path), home, "run", troubles.append)
+    if is_interrupted:
+        monkeypatch.setattr(mirror._thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext():
+        mirror.close(60 if is_interrupted else 0.1)
     answers.set()
-    assert troubles == [f"the last checkpoint was not copied to {tmp_path} in 0.0 s"]
-
-
-def test_an_unknown_kind_of_address_is_refused(home: Home):
-    with pytest.raises(CheckpointError, match=r"checkpoint\.mirror = 'nowhere://x'"):
-        copy_to_mirror("nowhere://x", home, "run")
+    waited = 0.0 if is_interrupted else 0.1
+    assert troubles == [f"the last checkpoint was not copied to {tmp_path} in {waited} s"]
 
 
 def test_the_place_is_no_part_of_what_a_run_computes():

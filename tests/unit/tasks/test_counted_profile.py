@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,7 @@ from diffusers import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from typer.testing import CliRunner
 
-from flows.cli.command_line import app
 from gpu_runtime.models.checks.sizing import device_memory
 from gpu_runtime.models.published import counted_families, published_model
 from gpu_runtime.simulator.profile import Quantity
@@ -33,6 +32,7 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.gpu_profile import GPUS, counted_profile, named_gpu
 from tasks.profiles import find_profile
+from tests.unit.tasks.test_what_if import answered, asked
 
 WHAT_IF = (Path(__file__).parents[3] / "docs/explanation/what-if.md").read_text()
 SIDE, TEXT = 16, 64
@@ -41,52 +41,8 @@ H100 = named_gpu("H100")
 QWEN = ("--preset", "qwen-image-ocr-512", "--iterations", "2")
 
 
-def flux_inputs(width: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.empty(1, IMAGE, 64), "encoder_hidden_states": torch.empty(1, TEXT, width),
-        "pooled_projections": torch.empty(1, 768), "timestep": torch.empty(1), "guidance": torch.empty(1),
-        "img_ids": torch.empty(IMAGE, 3), "txt_ids": torch.empty(TEXT, 3),
-    }  # fmt: skip
-
-
-def flux2_inputs(width: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.empty(1, IMAGE, 128), "encoder_hidden_states": torch.empty(1, TEXT, width),
-        "timestep": torch.empty(1), "img_ids": torch.empty(1, IMAGE, 4), "txt_ids": torch.empty(1, TEXT, 4),
-    }  # fmt: skip
-
-
-def sd3_inputs(width: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.empty(1, 16, 2 * SIDE, 2 * SIDE), "timestep": torch.empty(1),
-        "encoder_hidden_states": torch.empty(1, TEXT, width), "pooled_projections": torch.empty(1, 2048),
-    }  # fmt: skip
-
-
-def qwen_inputs(width: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.empty(1, IMAGE, 64), "encoder_hidden_states": torch.empty(1, TEXT, width),
-        "timestep": torch.empty(1), "img_shapes": [[(1, SIDE, SIDE)]],
-    }  # fmt: skip
-
-
-def z_inputs(width: int) -> dict[str, Any]:
-    image, text = torch.empty(16, 1, 2 * SIDE, 2 * SIDE), torch.empty(TEXT, width)
-    return {"x": [image], "t": torch.empty(1), "cap_feats": [text]}
-
-
-def sana_inputs(width: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.empty(1, 32, SIDE, SIDE), "timestep": torch.empty(1),
-        "encoder_hidden_states": torch.empty(1, TEXT, 2304), "encoder_attention_mask": torch.empty(1, TEXT),
-    }  # fmt: skip
-
-
-def hunyuan_inputs(width: int) -> dict[str, Any]:
-    return {
-        "latents": torch.empty(1, 65, 1, SIDE, SIDE), "text": torch.empty(1, TEXT, width),
-        "time": torch.empty(1),
-    }  # fmt: skip
+def empty(**shapes: tuple[int, ...]) -> dict[str, Any]:
+    return {name: torch.empty(*shape) for name, shape in shapes.items()}
 
 
 def hunyuan_pass(transformer: Any, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> None:
@@ -96,12 +52,6 @@ def hunyuan_pass(transformer: Any, latents: torch.Tensor, text: torch.Tensor, ti
     for block in transformer.transformer_blocks:
         image, text = block(image, text, embedded, mask, None)
     transformer.proj_out(transformer.norm_out(image, embedded))
-
-
-def qwen_21_inputs(width: int) -> dict[str, Any]:
-    return {
-        "latents": torch.empty(1, IMAGE, 64), "text": torch.empty(1, TEXT, 4096), "time": torch.empty(1),
-    }  # fmt: skip
 
 
 def qwen_21_pass(transformer: Any, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> None:
@@ -117,26 +67,52 @@ def qwen_21_pass(transformer: Any, latents: torch.Tensor, text: torch.Tensor, ti
 PASSES = {"hunyuan-video-1.5": hunyuan_pass, "qwen-image-2.1": qwen_21_pass}
 
 
-def wan_inputs(width: int) -> dict[str, Any]:
-    return {
-        "hidden_states": torch.empty(1, 48 if width < 8000 else 16, 1, 2 * SIDE, 2 * SIDE),
-        "timestep": torch.empty(1),
-        "encoder_hidden_states": torch.empty(1, TEXT, 4096),
-    }  # fmt: skip
+ONE, TOKENS, LATENT = (1,), (1, IMAGE, 64), (1, 16, 2 * SIDE, 2 * SIDE)
 
 
-CLASSES: dict[str, tuple[Any, Any]] = {
-    "flux": (FluxTransformer2DModel, flux_inputs),
-    "flux2-klein": (Flux2Transformer2DModel, flux2_inputs),
-    "sd3.5": (SD3Transformer2DModel, sd3_inputs),
+def text(width: int) -> tuple[int, int, int]:
+    return (1, TEXT, width)
+
+
+def qwen_inputs(width: int) -> dict[str, Any]:
+    given = empty(hidden_states=TOKENS, encoder_hidden_states=text(width), timestep=ONE)
+    return given | {"img_shapes": [[(1, SIDE, SIDE)]]}
+
+
+CLASSES: dict[str, tuple[Any, Callable[[int], dict[str, Any]]]] = {
+    "flux": (FluxTransformer2DModel, lambda width: empty(
+        hidden_states=TOKENS, encoder_hidden_states=text(width), pooled_projections=(1, 768), timestep=ONE,
+        guidance=ONE, img_ids=(IMAGE, 3), txt_ids=(TEXT, 3),
+    )),
+    "flux2-klein": (Flux2Transformer2DModel, lambda width: empty(
+        hidden_states=(1, IMAGE, 128), encoder_hidden_states=text(width), timestep=ONE,
+        img_ids=(1, IMAGE, 4), txt_ids=(1, TEXT, 4),
+    )),
+    "sd3.5": (SD3Transformer2DModel, lambda width: empty(
+        hidden_states=LATENT, timestep=ONE, encoder_hidden_states=text(width), pooled_projections=(1, 2048),
+    )),
     "qwen-image": (QwenImageTransformer2DModel, qwen_inputs),
     "qwen-image-edit-plus": (QwenImageTransformer2DModel, qwen_inputs),
-    "sana": (SanaTransformer2DModel, sana_inputs),
-    "qwen-image-2.1": (QwenImage21Transformer2DModel, qwen_21_inputs),
-    "hunyuan-video-1.5": (HunyuanVideo15Transformer3DModel, hunyuan_inputs),
-    "wan2.2": (WanTransformer3DModel, wan_inputs),
-    "z-image": (ZImageTransformer2DModel, z_inputs),
-}
+    "sana": (SanaTransformer2DModel, lambda width: empty(
+        hidden_states=(1, 32, SIDE, SIDE), timestep=ONE, encoder_hidden_states=text(2304),
+        encoder_attention_mask=(1, TEXT),
+    )),
+    "qwen-image-2.1": (QwenImage21Transformer2DModel, lambda width: empty(
+        latents=TOKENS, text=text(4096), time=ONE,
+    )),
+    "hunyuan-video-1.5": (HunyuanVideo15Transformer3DModel, lambda width: empty(
+        latents=(1, 65, 1, SIDE, SIDE), text=text(width), time=ONE,
+    )),
+    "wan2.2": (WanTransformer3DModel, lambda width: empty(
+        hidden_states=(1, 48 if width < 8000 else 16, 1, 2 * SIDE, 2 * SIDE), timestep=ONE,
+        encoder_hidden_states=text(4096),
+    )),
+    "z-image": (ZImageTransformer2DModel, lambda width: {
+        "x": [torch.empty(16, 1, 2 * SIDE, 2 * SIDE)], "t": torch.empty(1),
+        "cap_feats": [torch.empty(TEXT, width)],
+    }),
+}  # fmt: skip
+PASSES = {"hunyuan-video-1.5": hunyuan_pass, "qwen-image-2.1": qwen_21_pass}
 
 
 def test_every_counted_family_is_held_against_its_class():
@@ -271,17 +247,11 @@ def test_each_preset_has_a_profile_on_every_gpu(preset: str):
     assert times == sorted(times, reverse=True), "from the slowest to the fastest"
 
 
-def asked(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["what-if", *arguments], catch_exceptions=False, env={"COLUMNS": "160"})
-    assert result.exit_code == 0
-    return result.stdout
-
-
 def test_every_answer_from_counted_times_is_marked_and_covers_their_range():
     options = (
         *QWEN, "--gpu", "A100", "--price", "5,2", "--reserved", "2", "--spot", "0", "--policies", "reserved",
     )  # fmt: skip
-    answer = json.loads(asked(*options, "--json"))
+    answer = answered(*options)
     [row] = answer["policies"]
     assert answer["evidence"] == row["evidence"] == answer["profile"]["step"]["evidence"] == "counted"
     step = answer["counted"]["step_s"]
@@ -292,13 +262,13 @@ def test_every_answer_from_counted_times_is_marked_and_covers_their_range():
     table = asked(*options)
     assert "Counted: 2 iterations" in table and "Modelled" not in table
     assert f"step_s {step['value']:.2g} ({step['low']:.2g} to {step['high']:.2g})" in table
-    modelled = json.loads(asked("--preset", "smoke", "--spot", "0", "--json", "--windows", "1"))
+    modelled = answered("--preset", "smoke", "--spot", "0", "--windows", "1")
     assert (modelled["evidence"], modelled["counted"]) == ("modelled", {})
 
 
 def test_a_preset_without_a_task_is_asked_about_and_what_stands_in_is_said():
-    options = ("--gpu", "H100", "--reserved", "1", "--spot", "1", "--windows", "1", "--json")
-    answer = json.loads(asked("--preset", "sd3.5-512", *options))
+    options = ("--gpu", "H100", "--reserved", "1", "--spot", "1", "--windows", "1")
+    answer = answered("--preset", "sd3.5-512", *options)
     [profile] = [line for line in answer["basis"] if line.startswith("profile ")]
     assert profile.endswith("; no reward is set: 0.15 s an image, as of a detector, stand in for yours")
     assert answer["curves"] is None and answer["policies"][0]["usd"]["median"] > 0
@@ -308,8 +278,8 @@ def test_a_preset_without_a_task_is_asked_about_and_what_stands_in_is_said():
 
 def test_a_gpu_has_its_known_price_unless_one_is_given():
     def prices(*more: str) -> tuple[float, float]:
-        options = (*QWEN, "--reserved", "1", "--spot", "1", "--policies", "spot", "--windows", "1", "--json")
-        answer = json.loads(asked(*options, *more))
+        options = (*QWEN, "--reserved", "1", "--spot", "1", "--policies", "spot", "--windows", "1")
+        answer = answered(*options, *more)
         return answer["reserved_usd_per_hour"], answer["spot_usd_per_hour"]
 
     assert prices("--gpu", "h100") == (10.98, 2.51)
@@ -364,7 +334,6 @@ def test_what_was_measured_names_its_device_and_date_and_the_rest_is_carried(tmp
 
 def test_guidance_counts_a_step_twice(tmp_path: Path):
     config = load_config("qwen-image-ocr-512", [], {})
-    assert config.model.guidance > 1
     profile = find_profile(Home(tmp_path), config, written(tmp_path, PARTS))
     assert profile.step_s(8) == pytest.approx(1.0) and profile.step.value == 1.0
     assert profile.train_sample_s.value == pytest.approx(2 * 8 / 32 * config.sampling.window_size)
@@ -378,31 +347,3 @@ def test_compiled_blocks_take_compiled_parts_and_what_failed_is_carried(tmp_path
     assert profile.step_s(16) == pytest.approx(0.6) and "step_512_compiled" in profile.step.source
     assert profile.train_sample_s == find_profile(Home(tmp_path), config, "H200").train_sample_s
     assert profile.train_sample_s.evidence == "counted"
-
-
-@pytest.mark.parametrize(
-    ("preset", "parts", "message"),
-    [
-        ("qwen-image-ocr-1280", PARTS, "has no step_s at 1280x1280; measure it again"),
-        ("flux-ocr-512", PARTS, "is of qwen-image at square sizes, and the run has flux at 512x512"),
-    ],
-)
-def test_another_model_or_size_is_refused(tmp_path: Path, preset: str, parts: dict[str, Any], message: str):
-    with pytest.raises(ConfigurationError, match=message):
-        find_profile(Home(tmp_path), load_config(preset, [], {}), written(tmp_path, parts))
-
-
-def test_a_result_without_its_device_is_refused(tmp_path: Path):
-    path = tmp_path / "cut.json"
-    path.write_text(json.dumps({"by_stage": {}, "date": "2026-11-20"}))
-    with pytest.raises(
-        ConfigurationError, match=r"GPU result .*: device: Field required; see docs/explanation/what-if.md"
-    ):
-        find_profile(Home(tmp_path), load_config("qwen-image-ocr-512", [], {}), str(path))
-
-
-def test_a_rehearsal_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="of a rehearsal on the CPU; measure it on a GPU"):
-        find_profile(
-            Home(tmp_path), load_config("qwen-image-ocr-512", [], {}), written(tmp_path, PARTS, tiny=True)
-        )

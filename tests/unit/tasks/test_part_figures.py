@@ -41,23 +41,13 @@ def test_an_evaluation_s_parts_go_to_readers(
 ):
     monkeypatch.setattr(tasks.iteration.commit, "GALLERY", 0)
     store = entered(tmp_path)
-    session: Any = SimpleNamespace(
-        config=RunConfig(),
-        run_id="r",
-        runtime=SimpleNamespace(
-            compared_prompts=[PromptRecord(0, "a sign")],
-        ),
-        store=store,
-    )
+    runtime = SimpleNamespace(compared_prompts=[PromptRecord(0, "a sign")])
+    session: Any = SimpleNamespace(config=RunConfig(), run_id="r", runtime=runtime, store=store)
     figures = [{"grain": 0.01 * (place + 1)} | part_figures(score) for place, score in enumerate(scores)]
     # Of a prompt that the other evaluations do not have: it counts in nothing that is compared with them.
     alone = Score(1.0, True, "", parts={"ocr": 1.0, "jpeg": 1.0})
-    evaluation = Evaluation(
-        [*(drawn(0, seed) for seed in range(len(scores))), drawn(1)],
-        [*scores, alone],
-        1,
-        [*figures, {"grain": 1.0}],
-    )
+    samples = [*(drawn(0, seed) for seed in range(len(scores))), drawn(1)]
+    evaluation = Evaluation(samples, [*scores, alone], 1, [*figures, {"grain": 1.0}])
     paid = StateInterval("reserved-0", "reserved", "rollout", 0.0, 1.0, 3600.0)
     record = evaluation_record(session, evaluation, 0, 0.0, 1.0, Collected(intervals=[paid]))
     assert record_evaluation.fn(session, record) is None

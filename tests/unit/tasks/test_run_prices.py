@@ -39,25 +39,24 @@ def prices(resolved: RunConfig) -> tuple[float, float]:
     return resolved.price.reserved_usd_per_hour, resolved.price.spot_usd_per_hour
 
 
-def test_both_prices_come_from_the_book_and_the_rest_stays(book: Path):
+def test_both_prices_come_from_the_book_the_rest_stays_and_is_read_again_without_it(book: Path):
     asked = config(book)
     resolved = with_prices(asked)
     assert prices(resolved) == (4.0, 1.5)
     assert resolved.price.book == str(book)
     assert resolved.model_copy(update={"price": asked.price}) == asked
-
-
-def test_what_is_stored_is_read_again_without_the_book(book: Path):
-    resolved = with_prices(config(book))
     book.unlink()
     assert RunConfig.model_validate_json(resolved.model_dump_json()) == resolved
+    with pytest.raises(ConfigurationError, match="check the path"):
+        with_prices(asked)
 
 
-def test_the_carried_book_and_none():
+def test_the_carried_book_none_and_one_without_a_spot_offer(book: Path):
     asked = config("builtin:known", offer="H100@gcp/us-east4,gcp/us-central1")
     assert prices(with_prices(asked)) == (10.98, 3.35)
     plain = RunConfig()
     assert with_prices(plain) is plain
+    assert prices(with_prices(config(book, 0, "H100@there"))) == (2.0, 2.0), "no spot device, no spot offer"
 
 
 def test_a_run_that_is_there_keeps_the_prices_of_its_beginning(book: Path, tmp_path: Path):
@@ -68,10 +67,6 @@ def test_a_run_that_is_there_keeps_the_prices_of_its_beginning(book: Path, tmp_p
     book.write_text(BOOK.replace("1.5", "1.25"), encoding="utf-8")
     assert prices(prices_of(store, "run-2", config(book))) == (4.0, 1.25)
     assert prices_of(store, "run-1", store.run("run-1").config) == resolved
-
-
-def test_a_run_without_spot_devices_needs_no_spot_offer(book: Path):
-    assert prices(with_prices(config(book, 0, "H100@there"))) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +82,3 @@ def test_offers_that_cannot_be_had_are_refused(book: Path, offer: str, message: 
     with pytest.raises(ConfigurationError, match=message) as refused:
         with_prices(config(book, 2, offer))
     assert str(book) in str(refused.value)
-
-
-def test_a_book_that_cannot_be_read_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="check the path"):
-        with_prices(config(tmp_path / "none.csv"))

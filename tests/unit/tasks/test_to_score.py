@@ -195,9 +195,8 @@ def test_where_exploration_pays_by_hand():
     assert cheap.stops_at_score == pytest.approx(0.1 + 0.05 * 0.4)
     assert cheap.pays_until_usd == worth.pays_until_usd
     # Explored runs that end below the first level say nothing.
-    poor = CURVES_BY_HAND.model_copy(
-        update={"arms": CURVES_BY_HAND.arms | {"stale": (curve(0.1, 0.1, 0.1, 0.1),)}}
-    )
+    low = CURVES_BY_HAND.arms | {"stale": (curve(0.1, 0.1, 0.1, 0.1),)}
+    poor = CURVES_BY_HAND.model_copy(update={"arms": low})
     nothing = exploration_worth(answers[:3], poor, 10.0)
     assert nothing is not None and nothing.known_to is None and nothing.pays_until_usd is None
     unknown = exploration_worth(answers[:3], None, 10.0)
@@ -220,14 +219,12 @@ def test_of_drafts_that_are_not_made_nothing_is_credited():
     assert result.milestones(ours) == []
     worth = result.exploration
     assert worth is not None and worth.known_to is None and worth.pays_until_usd is None
-    assert "spotlight makes 0.1 drafts for each sample, and the explored runs" in " ".join(
-        conclusions(result)
-    )
+    said = " ".join(conclusions(result))
+    assert "spotlight makes 0.1 drafts for each sample, and the explored runs" in said
     ours.runs[0].more_per_sample = ours.runs[0].drafts = 0
     assert result.exploration is None
-    assert [row.iterations for row in result.milestones(ours)] == [
-        row.iterations for row in result.milestones(spot)
-    ]
+    ours_to, spot_to = ([row.iterations for row in result.milestones(each)] for each in (ours, spot))
+    assert ours_to == spot_to
     assert "spotlight makes no drafts in such a run" in " ".join(conclusions(result))
 
 
@@ -309,14 +306,13 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
         "plain": [(0, 10, 20)], "stale": [(0, 10)],
     }  # fmt: skip
     assert curves.arms["plain"][0].values == pytest.approx((0.1, 0.2, 0.3))
-    with pytest.raises(ConfigurationError, match="all explored; name one without exploration too"):
-        recorded_curves(home, "explored")
-    with pytest.raises(ConfigurationError, match="one is named twice"):
-        recorded_curves(home, "base", "base")
     store.create_run("other", load_config("shapes", [], {}), {}, 1)
-    with pytest.raises(ConfigurationError, match="are of different tasks"):
-        recorded_curves(home, "base", "other")
-    with pytest.raises(ConfigurationError, match="run short has 1 evaluations"):
-        recorded_curves(home, "short")
-    with pytest.raises(ConfigurationError, match="run off trains on its drafts"):
-        recorded_curves(home, "base", "off")
+    for runs, said in (
+        (["explored"], "all explored; name one without exploration too"),
+        (["base", "base"], "one is named twice"),
+        (["base", "other"], "are of different tasks"),
+        (["short"], "run short has 1 evaluations"),
+        (["base", "off"], "run off trains on its drafts"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            recorded_curves(home, *runs)

@@ -68,29 +68,14 @@ def ledger(tmp_path: Path) -> Iterator[RecordConnection]:
         yield connection
 
 
-def test_a_start_is_the_first_load_of_a_device(ledger: RecordConnection):
-    assert start_times(ledger, RUN) == [10.0, 8.0, 11.0]
-    assert start_times(ledger, "another") == []
-
-
-def test_the_opening_is_from_the_first_loaded_device_to_the_first_phase(ledger: RecordConnection):
-    assert opening_s(ledger, RUN) == 4.0
-    assert opening_s(ledger, "another") is None
-
-
-def test_loads_of_weights_are_those_after_the_start_and_the_first_iteration(
-    ledger: RecordConnection,
-):
+def test_what_a_ledger_made_by_hand_says(ledger: RecordConnection):
+    # A start is the first load of a device; the opening goes from the first to the first phase.
+    assert (start_times(ledger, RUN), opening_s(ledger, RUN)) == ([10.0, 8.0, 11.0], 4.0)
+    assert (start_times(ledger, "another"), opening_s(ledger, "another")) == ([], None)
     found = changes_of_state(ledger, RUN)
-    assert list(found["state"]) == ["load"] * 3
+    assert list(found["state"]) == ["load"] * 3, "those after the start and the first iteration"
     assert list(found["lasted_s"]) == [2.0, 3.0, 4.0]
-
-
-def test_only_losses_of_devices_at_work_are_discovered_by_a_call(ledger: RecordConnection):
-    assert losses_at_work(ledger, RUN) == [160.0]
-
-
-def test_an_evaluation_has_its_images_and_device_time(ledger: RecordConnection):
+    assert losses_at_work(ledger, RUN) == [160.0], "an idle device's is discovered otherwise"
     (row,) = evaluation_work(ledger, RUN).to_dict("records")
     assert (row["iteration"], row["images"], row["rollout_device_s"]) == (0, 8, 14.0)
 

@@ -135,27 +135,6 @@ def _is_of_this_machine(address: str) -> bool:
     return parts.scheme in ("data", "blob", "about", "file") or parts.hostname in ("127.0.0.1", "localhost")
 
 
-def open_run(page: Page, url: str, run_id: str | None = None) -> None:
-    """Open the dashboard at a run (the newest without one) and wait until all of it is drawn."""
-    page.goto(url if run_id is None else f"{url}/?run={run_id}")
-    page.get_by_text("Settings and environment").wait_for(timeout=START_LIMIT_S * 1000)
-    _await_drawn(page, plots=8)
-
-
-def open_seeds(page: Page, url: str, run_id: str) -> None:
-    """Open the page of an exploring run's seeds and wait until all of it is drawn."""
-    page.goto(f"{url}/seeds?run={run_id}")
-    page.get_by_text("Best and worst seeds of a prompt").wait_for(timeout=START_LIMIT_S * 1000)
-    _await_drawn(page, plots=5)
-
-
-def open_spot(page: Page, url: str, run_id: str) -> None:
-    """Open the page of a run's spot devices and wait until all of it is drawn."""
-    page.goto(f"{url}/spot?run={run_id}")
-    page.get_by_text("The accounts").wait_for(timeout=START_LIMIT_S * 1000)
-    _await_drawn(page, plots=3)
-
-
 def open_page(page: Page, address: str, last: str, plots: int) -> None:
     """Open a page by its whole address and wait until the text that comes last and all plots are drawn."""
     page.goto(address)
@@ -165,15 +144,6 @@ def open_page(page: Page, address: str, last: str, plots: int) -> None:
 def await_plots(page: Page, last: str, plots: int) -> None:
     """Wait until the text that comes last on a page and all its plots are drawn."""
     page.get_by_text(last).first.wait_for(timeout=START_LIMIT_S * 1000)
-    _await_drawn(page, plots)
-
-
-def overprinted(page: Page) -> list[str]:
-    """Titles, axis titles and legends of plots that overlap or leave their plot, each as a sentence."""
-    return page.evaluate(_OVERPRINTED)
-
-
-def _await_drawn(page: Page, plots: int) -> None:
     # Plotly draws after the rest; a plot has its lines once it has a title.
     page.wait_for_function(f"document.querySelectorAll('.js-plotly-plot .gtitle').length >= {plots}")
     page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
@@ -181,6 +151,11 @@ def _await_drawn(page: Page, plots: int) -> None:
     page.wait_for_function(
         "!document.querySelector('[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]')"
     )
+
+
+def overprinted(page: Page) -> list[str]:
+    """Titles, axis titles and legends of plots that overlap or leave their plot, each as a sentence."""
+    return page.evaluate(_OVERPRINTED)
 
 
 def photograph(page: Page, path: Path, at_most_px: int | None = None) -> int:

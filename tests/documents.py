@@ -46,10 +46,6 @@ class Command:
     program: str
     words: tuple[str, ...]
 
-    def options(self) -> set[str]:
-        """Its options, without their values."""
-        return {word.split("=")[0] for word in self.words if word.startswith("-")}
-
     def values(self, option: str) -> list[str]:
         """What it gives for an option."""
         pairs = zip(self.words, self.words[1:], strict=False)
@@ -97,33 +93,35 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
 
 
+def python_of(document: str) -> list[str]:
+    """The blocks of Python in a document, by its path in the repository."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 def commands() -> Iterator[Command]:
     """Every `spotlight`, `make` and `python -m benchmarks.` command of the documents."""
-    for path in DOCUMENTS:
-        for shown in _shown_lines(path.read_text(encoding="utf-8")):
-            found = _COMMAND.match(shown.strip())
-            if found is None:
-                continue
+    for path, line in _shown_lines():
+        if found := _COMMAND.match(line.strip()):
             given = re.sub(r"(?<!=)\[[^\]]*\]|…", "", found[2])
-            program = found[1].removeprefix("python -m ")
             words = itertools.takewhile(lambda word: word not in _ENDS, shlex.split(given, comments=True))
-            yield Command(f"{name_of(path)}: {shown.strip()}", program, tuple(words))
+            program = found[1].removeprefix("python -m ")
+            yield Command(f"{name_of(path)}: {line.strip()}", program, tuple(words))
 
 
 def bracketed_options(program: str) -> set[str]:
     """Options that documents show for a benchmark, those in brackets too."""
-    found: set[str] = set()
+    shown = [line for _, line in _shown_lines() if re.search(rf"\b{re.escape(program)}(?=\s|$)", line)]
+    return {option for line in shown for option in re.findall(r"(?<=[\s\[])--[a-z][a-z-]*", line)}
+
+
+def _shown_lines() -> Iterator[tuple[Path, str]]:
+    """Code spans, and lines of indented and fenced blocks, continued ones joined, with their documents."""
     for path in DOCUMENTS:
-        for shown in _shown_lines(path.read_text(encoding="utf-8")):
-            if re.search(rf"\b{re.escape(program)}(?=\s|$)", shown):
-                found |= set(re.findall(r"(?<=[\s\[])--[a-z][a-z-]*", shown))
-    return found
-
-
-def _shown_lines(text: str) -> Iterator[str]:
-    """Code spans, and the lines of indented and fenced blocks, continued ones joined."""
-    yield from spans(text)
-    blocks = [body for _, language, body in _FENCE.findall(text) if language in ("", "sh", "bash", "shell")]
-    blocks += re.findall(r"(?:^ {4,}\S.*\n)+", prose(text) + "\n", re.M)
-    for block in blocks:
-        yield from re.sub(r"\\\n\s*", "", block).splitlines()
+        text = path.read_text(encoding="utf-8")
+        blocks = [
+            body for _, language, body in _FENCE.findall(text) if language in ("", "sh", "bash", "shell")
+        ]
+        blocks += re.findall(r"(?:^ {4,}\S.*\n)+", prose(text) + "\n", re.M)
+        lines = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+        yield from ((path, line) for line in (*spans(text), *lines))

@@ -19,8 +19,7 @@ from storage.record.records import (
 )
 from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
-from tests.sample_pictures import png
-from tests.sample_seeds import explored, mark_as_exploring
+from tests.sample_seeds import explored, mark_as_exploring, png
 
 ITERATION_S = 18.0
 EVALUATION_S = 9.0

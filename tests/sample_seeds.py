@@ -1,19 +1,20 @@
-"""Made-up exploration for the sample run: drafts of seeds with stale weights, re-scores, thumbnails."""
+"""Made-up exploration for the sample run: drafts with stale weights, re-scores, pictures."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import random
 import statistics
 from collections import defaultdict
 
 import numpy as np
 import pandas as pd
+from PIL import Image, ImageDraw, ImageFont
 
 from storage.environment import BESIDE_TRAINING, DRAFTS_ARE_MADE
 from storage.record.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
 from storage.record.run_store import RunStore
-from tests.sample_pictures import png
 from tests.tampering import set_run
 
 GROUP = 16
@@ -140,3 +141,18 @@ def _thumbnails(samples: list[SampleRecord], iteration: int) -> list[SampleImage
         SampleImage(s.prompt_id, s.seed_index, png("MNT" if s.exact else "O0Q", s.prompt_id, 60))
         for s in ends
     ]
+
+
+def png(text: str, place: int, noise: int) -> bytes:
+    """A PNG of 48 by 24 pixels; `place` is its seed, `noise` of 255 pixels are speckles."""
+    dice = random.Random(place)
+    image = Image.new("RGB", (48, 24), "white")
+    colour = dice.choice(["#b3261e", "#1b5e20", "#0d47a1", "#4a148c", "#bf360c"])
+    ImageDraw.Draw(image).text((5, 3), text, fill=colour, font=ImageFont.load_default(14))
+    for x in range(48):
+        for y in range(24):
+            if dice.random() < noise / 255:
+                image.putpixel((x, y), tuple(dice.randint(120, 255) for _ in range(3)))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -22,9 +22,6 @@ from tests.browser import (
     dashboard,
     find_chromium,
     open_page,
-    open_run,
-    open_seeds,
-    open_spot,
     photograph,
 )
 from tests.e2e.test_other_pages import on_cpu
@@ -66,7 +63,7 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
     errors: list[str] = []
     with new_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
-        open_run(page, url, "glyphs-1")
+        open_page(page, f"{url}/?run=glyphs-1", "Settings and environment", 8)
         body = page.locator("body")
         for text in (
             re.escape("Better: score 0.38 → 0.84 (+0.46 ± 0.07)"),
@@ -111,7 +108,7 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
     errors: list[str] = []
     with new_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
-        open_seeds(page, url, "explored")
+        open_page(page, f"{url}/seeds?run=explored", "Best and worst seeds of a prompt", 5)
         text = page.inner_text("body")
         assert re.search(
             r"still rank seeds well: rank correlation 0\.[89]\d \(median of 20 iterations\)", text
@@ -126,7 +123,7 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
         assert pictures.count() >= 2
         assert pictures.first.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [48, 24]
         colours = photograph(page, album / "sample-seeds.png")
-        open_run(page, url, "glyphs-1")  # not the newest
+        open_page(page, f"{url}/?run=glyphs-1", "Settings and environment", 8)  # not the newest
         page.get_by_text("Seeds", exact=True).first.click()
         page.get_by_text("This run does not explore").wait_for()
         assert "glyphs-1" in page.inner_text("h2")
@@ -143,7 +140,7 @@ def test_the_devices_of_a_run_are_shown(new_page: NewPage, url: str, album: Path
     errors: list[str] = []
     with new_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
-        open_spot(page, url, "explored")
+        open_page(page, f"{url}/spot?run=explored", "The accounts", 3)
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
             "What every device did", "Use of spot devices", "Use of reserved devices",
         ]  # fmt: skip

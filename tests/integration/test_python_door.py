@@ -11,8 +11,7 @@ from nbclient import NotebookClient
 
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.document_code import python_of
-from tests.documents import ROOT
+from tests.documents import ROOT, python_of
 from tests.sample_run import write_sample_run
 
 WITHOUT_WIDGETS = "import sys; sys.modules['ipywidgets'] = None"

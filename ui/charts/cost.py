@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from storage.ledger.ledger import Ledger
 from ui.charts.layout import add_line, as_bill, dollars, laid_out
+from ui.data.devices import bill_entries
 from ui.data.run import RunView
 from ui.elements.formatting import short_duration
 from ui.elements.palette import MARKET_COLOURS
@@ -25,8 +27,8 @@ ASSUMPTION = (
     "what is compared."
 )
 
-
 _WORK = ("rollout", "explore", "train")
+_PHASE_NAMES = {"iteration": "iterations", "evaluation": "evaluations", "discarded": "discarded work"}
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,15 @@ class OnDemandCost:
     Attributes:
         reserved_usd_per_hour: mean price of a reserved device in this run.
         spot_as_reserved_usd: cost of the spot devices' seconds at that price.
+        no_saving: why no saving can be claimed, as a sentence; empty if money was paid, and spot devices
+            worked more than they idled.
     """
 
     reserved_usd: float
     spot_usd: float
     reserved_usd_per_hour: float
     spot_as_reserved_usd: float
+    no_saving: str
 
     @property
     def paid_usd(self) -> float:
@@ -59,48 +64,33 @@ class OnDemandCost:
         return self.on_demand_usd - self.paid_usd
 
 
-def on_demand_cost(ledger: Ledger) -> OnDemandCost | None:
+def on_demand_cost(ledger: Ledger, modelled: bool) -> OnDemandCost | None:
     """Return the comparison; None without spot time, or if the bill gives no reserved price."""
     reserved, spot = ledger.spent(market="reserved"), ledger.spent(market="spot")
     if not spot.device_s or not reserved.device_s or not reserved.usd:
         return None
     usd_per_s = reserved.usd / reserved.device_s
-    return OnDemandCost(reserved.usd, spot.usd, 3600 * usd_per_s, usd_per_s * spot.device_s)
-
-
-def no_saving(ledger: Ledger, compared: OnDemandCost, modelled: bool) -> str:
-    """Return why no saving can be claimed, as a sentence; empty if one can.
-
-    It can if money was paid, and spot devices worked more than they idled.
-
-    Args:
-        compared: from `on_demand_cost`.
-        modelled: True if its dollars are modelled.
-    """
     idle_s = ledger.spent(market="spot", state="idle").device_s
     worked_s = sum(ledger.spent(market="spot", state=state).device_s for state in _WORK)
+    no_saving = "No device was rented: processes of one machine stood for them." if modelled else ""
     if idle_s > worked_s:
-        return f"Spot devices idled {short_duration(idle_s)} and worked {short_duration(worked_s)}."
-    if compared.saved_usd <= 0:
-        return "The spot devices cost as much as reserved ones."
-    return "No device was rented: processes of one machine stood for them." if modelled else ""
-
-
-def bill_by_phase(ledger: Ledger) -> pd.DataFrame:
-    """Return the bill by phase and market: columns phase, market, device_s, usd."""
-    keys = dict.fromkeys((entry.phase, entry.market) for entry in ledger.entries)
-    spent = {key: ledger.spent(phase=key[0], market=key[1]) for key in keys}
-    return pd.DataFrame(
-        [(*key, part.device_s, part.usd) for key, part in spent.items()],
-        columns=["phase", "market", "device_s", "usd"],
-    )
+        no_saving = f"Spot devices idled {short_duration(idle_s)} and worked {short_duration(worked_s)}."
+    elif usd_per_s * spot.device_s <= spot.usd:
+        no_saving = "The spot devices cost as much as reserved ones."
+    return OnDemandCost(reserved.usd, spot.usd, 3600 * usd_per_s, usd_per_s * spot.device_s, no_saving)
 
 
 def bill_charts(view: RunView, ledger: Ledger) -> list[go.Figure]:
     """Return the charts of the bill, and that of the same bill on demand only, if it compares."""
-    compared, phases = on_demand_cost(ledger), bill_by_phase(ledger)
-    charts = [cost_chart(view), state_chart(view), phase_chart(phases, view.is_modelled)]
-    return charts if compared is None else [*charts, on_demand_chart(compared, view.is_modelled)]
+    compared, bill = on_demand_cost(ledger, view.is_modelled), bill_entries(ledger)
+    recorded = set(bill["phase"])
+    phases = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
+    charts = [
+        cost_chart(view),
+        market_bars(bill, "state", "What was paid for", view.is_modelled),
+        market_bars(bill, "phase", "By phase and market", view.is_modelled, phases),
+    ]
+    return charts if compared is None else [*charts, _on_demand_chart(compared, view.is_modelled)]
 
 
 def cost_chart(view: RunView) -> go.Figure:
@@ -114,28 +104,26 @@ def cost_chart(view: RunView) -> go.Figure:
     return figure.update_yaxes(rangemode="tozero", tickprefix="$")
 
 
-def state_chart(view: RunView) -> go.Figure:
-    """Return a chart of the paid device time by state, the most expensive state first."""
-    frame = view.cost_by_state
-    states = {state: state for state in dict.fromkeys(frame["state"])}
-    return market_bars(frame, "state", states, "What was paid for", view.is_modelled)
-
-
 def market_bars(
-    frame: pd.DataFrame, column: str, names: Mapping[str, str], title: str, modelled: bool
+    bill: pd.DataFrame, column: str, title: str, modelled: bool, names: Mapping[str, str] | None = None
 ) -> go.Figure:
     """Return a chart of dollars by market, with a bar for each value of a column.
 
     Args:
-        frame: columns market, device_s, usd and `column`.
+        bill: columns market, device_s, usd and `column`.
         column: column that the bars stand for, such as `state`.
-        names: the column's values in the order of the bars, with their names in the chart.
+        names: the column's values in the order of the bars, with their names in the chart; by default the
+            most expensive comes first.
     """
+    if names is None:
+        by_value: Any = bill.groupby(column)["usd"].sum()
+        dearest = by_value.sort_values(ascending=False, kind="stable").index
+        names = dict(zip(dearest, dearest, strict=True))
     figure = go.Figure()
     order = list(names)[::-1]  # plotly draws the first bar at the bottom
     for market, colour in MARKET_COLOURS.items():
-        part = frame[frame["market"] == market].set_index(column)[["usd", "device_s"]]
-        part = part.reindex(order, fill_value=0.0)
+        spent: Any = bill[bill["market"] == market].groupby(column)[["usd", "device_s"]].sum()
+        part = spent.reindex(order, fill_value=0.0)
         figure.add_bar(
             y=[names[value] for value in order], x=part["usd"], name=market, orientation="h",
             marker={"color": colour}, customdata=part["device_s"],
@@ -144,19 +132,7 @@ def market_bars(
     return as_bill(figure, title, modelled)
 
 
-# Phases of the bill in the order of the chart, and what it calls them.
-_PHASE_NAMES = {"iteration": "iterations", "evaluation": "evaluations", "discarded": "discarded work"}
-
-
-def phase_chart(frame: pd.DataFrame, modelled: bool) -> go.Figure:
-    """Return a chart of the cost of iterations, evaluations and discarded work, from `bill_by_phase`."""
-    recorded = set(frame["phase"])
-    names = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
-    return market_bars(frame, "phase", names, "By phase and market", modelled)
-
-
-def on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
-    """Return a chart of the bill beside the same bill with every device at the reserved price."""
+def _on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
     figure = go.Figure()
     bars = {
         "reserved": [cost.reserved_usd, cost.reserved_usd],

@@ -31,10 +31,7 @@ _AROUND_PX = 220  # above and below the rows: the title, the numbers of iteratio
 class WorkClock:
     """A time axis without breaks: a run killed at night and resumed in the morning shows no night.
 
-    It counts seconds from the start of the first interval, and leaves out long breaks between intervals.
-
-    Args:
-        intervals: at least one; columns started_at and ended_at, Unix seconds.
+    It counts seconds from the start of the first interval (Unix seconds), and leaves out long breaks.
     """
 
     def __init__(self, intervals: pd.DataFrame) -> None:
@@ -93,42 +90,30 @@ def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.
 
 
 def utilisation_charts(utilisation: pd.DataFrame) -> list[go.Figure]:
-    """Return a chart for each market that was used, spot first: shares of its paid time by state.
-
-    Args:
-        utilisation: frame from `storage.record.queries.devices.utilisation`.
-    """
-    used = set(utilisation["market"].tolist())
-    return [
-        _utilisation_chart(utilisation.loc[utilisation["market"] == market], market)
-        for market in ("spot", "reserved")
-        if market in used
-    ]
-
-
-def _utilisation_chart(own: pd.DataFrame, market: str) -> go.Figure:
-    figure = go.Figure()
-    for state in _in_legends_order(own["state"].tolist()):
-        part = own.loc[own["state"] == state]
-        figure.add_bar(
-            x=(part["first"] + part["last"]) / 2, y=part["share"], name=state,
-            width=part["last"] - part["first"] + 1,
-            marker={"color": _colour(state), "line": {"width": 0}},
-            customdata=list(zip(part["first"], part["last"], part["device_s"], strict=True)),
-            hovertemplate=f"{state}: %{{y:.1%}}, %{{customdata[2]:.0f}} device-seconds, "
-            "iterations %{customdata[0]} to %{customdata[1]}<extra></extra>",
-        )  # fmt: skip
-    figure = laid_out(figure, f"Use of {market} devices", "Iteration", "Share of the paid time")
-    figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
-    return figure.update_yaxes(range=[0, 1], tickformat=".0%")
+    """Chart the paid time of each used market by state, spot first, from `queries.devices.utilisation`."""
+    figures = []
+    for market in ("spot", "reserved"):
+        own, figure = utilisation.loc[utilisation["market"] == market], go.Figure()
+        if own.empty:
+            continue
+        for state in _in_legends_order(own["state"].tolist()):
+            part = own.loc[own["state"] == state]
+            figure.add_bar(
+                x=(part["first"] + part["last"]) / 2, y=part["share"], name=state,
+                width=part["last"] - part["first"] + 1,
+                marker={"color": _colour(state), "line": {"width": 0}},
+                customdata=list(zip(part["first"], part["last"], part["device_s"], strict=True)),
+                hovertemplate=f"{state}: %{{y:.1%}}, %{{customdata[2]:.0f}} device-seconds, "
+                "iterations %{customdata[0]} to %{customdata[1]}<extra></extra>",
+            )  # fmt: skip
+        figure = laid_out(figure, f"Use of {market} devices", "Iteration", "Share of the paid time")
+        figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
+        figures.append(figure.update_yaxes(range=[0, 1], tickformat=".0%"))
+    return figures
 
 
 def groups_chart(course: DeviceCourse) -> go.Figure:
-    """Return a chart of every device's groups over time, coloured by their number of devices.
-
-    Args:
-        course: course of the iterations to draw, with at least one group.
-    """
+    """Chart each device's groups over time, at least one, coloured by their number of devices."""
     groups, intervals, clock = course.groups, course.intervals, WorkClock(course.intervals)
     unit_s, unit = time_unit(clock.total_s)
     figure = go.Figure()
@@ -186,7 +171,6 @@ def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_
 def _add_borders(
     figure: go.Figure, intervals: pd.DataFrame, ends: pd.DataFrame, clock: WorkClock, unit_s: float
 ) -> None:
-    """Add a line with its number at the end of each iteration, and a dashed line at each break."""
     begin, end = intervals["started_at"].min(), intervals["ended_at"].max()
     ends = ends.loc[ends["ended_at"].between(begin, end, inclusive="right")]
     ends = ends.iloc[:: max(1, -(-len(ends) // _MOST_BORDERS))]
@@ -212,7 +196,6 @@ def _add_borders(
 
 
 def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
-    """Return the figure with a row for each device, from the top, and a time axis up to `longest`."""
     height = _AROUND_PX + _ROW_PX * max(4, len(rows))
     figure.update_layout(barmode="overlay", bargap=0.25, hovermode="closest", height=height)
     figure.update_xaxes(showgrid=False, range=[0, longest])

@@ -28,13 +28,6 @@ Axis = Literal["iteration", "time", "usd"]
 AXES: dict[str, Axis] = {"Iterations": "iteration", "Time": "time", "Dollars": "usd"}
 """The same by their names in a switch."""
 
-PLOT_SETTINGS = {
-    "displaylogo": False,
-    "modeBarButtons": [["toImage"]],
-    "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "spotlight"},
-}
-"""The settings for `st.plotly_chart`: one button, which saves the plot as PNG."""
-
 
 def dollars(modelled: bool) -> str:
     """Return the title of an axis of dollars."""
@@ -61,12 +54,15 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
     the plot and not from the title.
 
     Args:
-        figure: figure with all its traces.
-        bottom: title of the bottom axis.
-        left: title of the left axis.
+        figure: figure with all its traces; `bottom` and `left` are titles of its axes.
     """
     _fit_first_points(figure)
-    if not _has_points(figure):  # plotly would draw axes from -1 to 6 and 4
+    traces: Any = figure.data  # plotly's own types do not say that they have an x and a y
+    has_points = any(
+        all(pd.Series(values, dtype=object).notna().any() for values in (trace.x, trace.y))
+        for trace in traces
+    )
+    if not has_points:  # plotly would draw axes from -1 to 6 and 4
         figure.update_xaxes(visible=False).update_yaxes(visible=False)
         figure.add_annotation(text=_EMPTY, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
     return figure.update_layout(
@@ -80,19 +76,8 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
     )
 
 
-def _has_points(figure: go.Figure) -> bool:
-    traces: Any = figure.data  # plotly's own types do not say that they have an x and a y
-    return any(
-        all(pd.Series(values, dtype=object).notna().any() for values in (trace.x, trace.y))
-        for trace in traces
-    )
-
-
 def _fit_first_points(figure: go.Figure) -> None:
-    """Mark the point of each line that has only one, and keep axes within possible values.
-
-    Plotly draws no line for a single point, and centres it on an axis that it chooses from -1 to 1.
-    """
+    """Mark a line's only point, for which plotly draws no line, and keep axes within possible values."""
     traces: Any = figure.data
     if not traces or any(trace.type != "scatter" for trace in traces):
         return
@@ -142,8 +127,7 @@ def as_bill(figure: go.Figure, title: str, modelled: bool) -> go.Figure:
     """Return a chart of horizontal bars of dollars, with its titles.
 
     Args:
-        figure: figure with all its bars.
-        modelled: True if its dollars are.
+        figure: figure with all its bars, in dollars that are modelled or not.
     """
     figure = laid_out(figure, title, dollars(modelled), "")
     return figure.update_layout(barmode="stack", hovermode="closest").update_xaxes(tickprefix="$")

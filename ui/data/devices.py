@@ -40,11 +40,11 @@ def bill_entries(ledger: Ledger) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class SpotView:
-    """A run's ledger and frames; see storage/record/queries/devices.py for the columns.
+    """A run's ledger, and frames as storage/record/queries/devices.py describes them.
 
     Attributes:
         iterations: iterations with recorded device time, in order; 0 is the evaluation before training.
-        decisions: decisions on the number of spot devices, from `storage/record/queries/runs.py::events`.
+        decisions: the events of kind `capacity`.
     """
 
     ledger: Ledger
@@ -64,11 +64,7 @@ def read_spot(connection: RecordConnection, run_id: str) -> SpotView:
 
 
 def read_course(connection: RecordConnection, run_id: str, first: int, last: int) -> DeviceCourse:
-    """Return the work of the devices in some iterations, from an open connection.
-
-    Args:
-        first: first iteration; 0 is the evaluation before training.
-    """
+    """Return the work of the devices in some iterations; iteration 0 is the evaluation before training."""
     return DeviceCourse(
         intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
         events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),

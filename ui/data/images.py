@@ -12,12 +12,7 @@ from storage.errors import PromptFileError
 from storage.evaluations.quality import JUDGE, PART, QUALITY, QualityVerdict, quality_verdict
 from storage.prompts.files import load_prompts
 from storage.prompts.sources import thumbnail
-from storage.record.queries.images import (
-    figure_means,
-    paired_figures,
-    pictured_evaluations,
-    pictured_images,
-)
+from storage.record.queries.images import figure_means, paired_figures
 from storage.record.reading import RecordConnection
 from ui.data.run import RunView
 
@@ -56,11 +51,6 @@ def read_quality(connection: RecordConnection, run_id: str) -> QualityView:
     """Return the quality of a run."""
     pairs = paired_figures(connection, run_id)
     return QualityView(figure_means(connection, run_id), quality_verdict(pairs))
-
-
-def read_pictured(connection: RecordConnection, run_id: str) -> tuple[pd.DataFrame, list[int]]:
-    """Return a run's held-out images that have pictures, and the iterations of the evaluations that do."""
-    return pictured_images(connection, run_id), pictured_evaluations(connection, run_id)
 
 
 _SIDE = 256

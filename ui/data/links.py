@@ -18,13 +18,7 @@ from storage.environment import PRESET
 from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.readers.mlflow_server import (
-    LOCAL_SERVER,
-    experiments_page,
-    mlflow_identity,
-    run_page,
-    serve_command,
-)
+from storage.readers import mlflow_server
 from storage.record.run_notes import NoteStore
 from storage.text import web_address
 from ui.data.run import RunView
@@ -43,10 +37,8 @@ class Link:
     """A place where a run can be viewed.
 
     Attributes:
-        name: name of the place.
         address: address of the page; empty if none is known to answer.
-        how: instructions to get there by hand, as Markdown of ours; empty if the address is known.
-        command: command to type for that.
+        how: instructions to get there by hand, as Markdown of ours; `command` is what to type for that.
     """
 
     name: str
@@ -59,7 +51,7 @@ class Link:
 def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None, int]:
     """Return the addresses that the run recorded, its identifiers in MLflow, and its count of evaluations."""
     evaluations = sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
-    return NoteStore(Home(home)).links(run_id), mlflow_identity(Home(home), run_id), evaluations
+    return NoteStore(Home(home)).links(run_id), mlflow_server.mlflow_identity(Home(home), run_id), evaluations
 
 
 def load_links(home: Path, view: RunView) -> list[Link]:
@@ -78,22 +70,19 @@ def load_links(home: Path, view: RunView) -> list[Link]:
 def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard: str) -> list[Link]:
     """Return the places of a run for a file that outlives servers: no server has to answer now.
 
-    Args:
-        noted: links from `NoteStore.links`.
-        dashboard: address of the run's page in the dashboard; empty if unknown.
+    `noted` comes from `NoteStore.links`; `dashboard` is the run's page there, empty if unknown.
     """
     after = f"`spotlight ui`, then `?run={view.row.run_id}` after its address."
     return [
         Link("Dashboard", dashboard, f"If it does not answer: {after}" if dashboard else after),
         prefect_link(noted.get("prefect", ""), "", lambda address: True),
-        *_reader_places(home, view, noted, mlflow_identity(home, view.row.run_id)),
+        *_reader_places(home, view, noted, mlflow_server.mlflow_identity(home, view.row.run_id)),
     ]
 
 
 def _reader_places(
     home: Home, view: RunView, noted: Mapping[str, str], identity: tuple[str, str] | None
 ) -> list[Link]:
-    """Return the places that readers copy the run to: pages that it recorded, or MLflow by its settings."""
     server, chosen = view.setting("tracking", "uri"), view.setting("tracking", "to")
     pages = {place: page for place, page in noted.items() if place != "prefect" and web_address(page)}
     found = [Link(_PLACES.get(place, place), page) for place, page in sorted(pages.items())]
@@ -106,8 +95,7 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
     """Return a link to the flow run on the dashboard's server, or else on the one that the run recorded.
 
     Args:
-        recorded: address that the run recorded; empty if it recorded none.
-        api_url: address of the server that this process was given; empty without one.
+        recorded: address that the run recorded, and `api_url` the server of this process; empty if none.
         answers: returns True if a Prefect server answers for an address.
     """
     parts = web_address(recorded)
@@ -128,20 +116,22 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
 def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, server: str) -> Link:
     """Return a link to the run in MLflow: on the server that it copied its figures to, or in the home's file.
 
-    Args:
-        home: home that holds the file.
-        identity: MLflow's identifiers of experiment and run in that file; None if it has none.
-        server: `tracking.uri` of the run's settings; empty for the file.
+    `identity` names its experiment and run in that file; `server` is the run's `tracking.uri`, empty for the
+    file.
     """
     if web_address(server):
         named = run_id.replace("`", "'")
-        return Link("MLflow", experiments_page(server), f"The run has the tag `spotlight.run_id` `{named}`.")
+        return Link(
+            "MLflow",
+            mlflow_server.experiments_page(server),
+            f"The run has the tag `spotlight.run_id` `{named}`.",
+        )
     if identity is None:
         return Link("MLflow", how="MLflow has no copy of this run yet.")
     return Link(
         "MLflow",
-        how=f"Serve its file, then open `{run_page(LOCAL_SERVER, *identity)}`:",
-        command=serve_command(home.mlflow_uri),
+        how=f"Serve its file, then open `{mlflow_server.run_page(mlflow_server.LOCAL_SERVER, *identity)}`:",
+        command=mlflow_server.serve_command(home.mlflow_uri),
     )
 
 
@@ -152,7 +142,6 @@ def is_prefect(address: str) -> bool:
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
 def _is_healthy(server: str) -> bool:
-    """Return True if the server itself says that it is healthy, which needs no password."""
     import httpx  # most pages have no link to check
 
     try:
@@ -168,9 +157,7 @@ def _is_here(address: str) -> bool:
 
 
 def clone_command(view: RunView) -> str:
-    """Return the command that starts a run with the settings of this one, ready to be changed.
-
-    It names the run's preset, if that can still be read, and the settings that differ from it.
+    """Return the command that starts a run of the same preset, if that can still be read, and settings.
 
     Raises:
         ConfigurationError: the settings are of another version.
@@ -183,8 +170,3 @@ def clone_command(view: RunView) -> str:
     parts = ["spotlight train", *([f"--preset {shlex.quote(preset)}"] if preset else [])]
     parts += [f"--set {shlex.quote(assignment)}" for assignment in assignments(wanted, base)]
     return " \\\n    ".join(parts)
-
-
-def stop_command(view: RunView) -> str:
-    """Return the command that ends the run, to be typed on its machine; empty unless it is at work."""
-    return f"spotlight stop {shlex.quote(view.row.run_id)}" if view.is_live else ""

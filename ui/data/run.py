@@ -19,16 +19,6 @@ import streamlit as st
 
 from storage import environment
 from storage.config.loading import differences
-from storage.environment import (
-    BEFORE_ROLLOUT,
-    BESIDE_TRAINING,
-    DRAFTS_ARE_MADE,
-    NO_DRAFTS,
-    PURPOSE,
-    SIMULATED,
-    clips_ratio,
-    read_decisions,
-)
 from storage.errors import ConfigurationError
 from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
@@ -81,9 +71,7 @@ class RunView:
     """One run's frames; see storage/record/queries/runs.py for their columns.
 
     Attributes:
-        status: status from `storage.record.run_status.shown_status`, as on every page.
         change: None before there are two evaluations.
-        notes: a person's notes about it.
         damaged: unreadable files, whose rows are missing.
         activity: content of its log; empty for a run that has ended, or of a version without logs.
     """
@@ -93,7 +81,6 @@ class RunView:
     scores: pd.DataFrame
     metrics: pd.DataFrame
     cost: pd.DataFrame
-    cost_by_state: pd.DataFrame
     events: pd.DataFrame
     change: Change | None
     activity: Activity = field(default_factory=Activity)
@@ -130,17 +117,50 @@ class RunView:
     @property
     def simulated(self) -> str | None:
         """The subject of a simulated run, in words; None for any other run."""
-        return self.row.environment.get(SIMULATED)
+        return self.row.environment.get(environment.SIMULATED)
 
     @property
     def purpose(self) -> str:
         """The check that the run is part of, such as `chaos`; empty for any other run."""
-        return self.row.environment.get(PURPOSE, "")
+        return self.row.environment.get(environment.PURPOSE, "")
 
     @property
     def paid_usd(self) -> float:
         """The bill so far, in dollars."""
         return self.paid("reserved_usd") + self.paid("spot_usd")
+
+    @property
+    def gives_verdict(self) -> bool:
+        """True if the reward may call an image exact; otherwise no page mentions exact images."""
+        return environment.gives_verdict(self.row.environment)
+
+    @property
+    def explores(self) -> bool | None:
+        """True if the run drafts seeds; None if it was stored without that fact (another version's)."""
+        made = self.row.environment.get(environment.DRAFTS_ARE_MADE)
+        return None if made is None else made != environment.NO_DRAFTS
+
+    @property
+    def drafts_while_training(self) -> bool:
+        """True if spot devices draft with stale weights while the reserved devices train.
+
+        A strategy that decides by measured times may have decided against it.
+        """
+        decisions = environment.read_decisions(self.row.environment)
+        if decisions and decisions[max(decisions)] == "plain":
+            return False
+        return environment.BESIDE_TRAINING in self.row.environment.get(environment.DRAFTS_ARE_MADE, "")
+
+    @property
+    def least_spearman(self) -> float | None:
+        """The rank correlation below which the run raises its alarm; None if it has no such setting."""
+        value = self.setting("exploration", "min_spearman")
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def rank_limit(self) -> float:
+        """The rank correlation below which ranks count as not holding: the run's, or 0.5 without one."""
+        return 0.5 if self.least_spearman is None else self.least_spearman
 
     def metric(self, name: str) -> np.ndarray:
         """Return a metric's values over the iterations; NaN for iterations, or for a run, without it."""
@@ -149,9 +169,7 @@ class RunView:
         return self.metrics[name].to_numpy(dtype=float)
 
     def learning_courses(self) -> dict[str, np.ndarray]:
-        """Return six figures over the iterations, early signs of training gone wrong.
-
-        They are NaN if they were not measured, or the objective does not have them.
+        """Return six figures over the iterations, early signs of training gone wrong; NaN if not measured.
 
         Returns:
             zero_variance (share of the prompt groups), ratio_deviation, kl (nats), clip_share (of the
@@ -163,7 +181,7 @@ class RunView:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = self.metric("groups_dropped") / self.metric("groups")
         of_pairs = {name: self.metric(name) for name in ("pair_accuracy", "pair_margin")}
-        clips = clips_ratio(self.row.environment)  # other objectives have no ratio
+        clips = environment.clips_ratio(self.row.environment)  # other objectives have no ratio
         of_ratio = {name: self.metric(name if clips else "") for name in ("ratio_deviation", "clip_share")}
         return {"zero_variance": share, "kl": kl, **of_pairs, **of_ratio}
 
@@ -174,11 +192,7 @@ class RunView:
         return np.concatenate(([0.0], paid))[index]
 
     def setting(self, section: str, name: str) -> Any:
-        """Return a setting as the run stored it; None if it has no such setting (another version's).
-
-        Args:
-            section: section, such as `exploration`; empty for a top-level setting.
-        """
+        """Return a setting as stored with the run, a top-level one if `section` is empty; None without it."""
         part = self.row.settings.get(section) if section else self.row.settings
         return part.get(name) if isinstance(part, dict) else None
 
@@ -196,10 +210,7 @@ class RunView:
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_overview(home: Path) -> pd.DataFrame:
-    """Return all runs, newest first, as `storage.record.queries.runs.listed_runs` does.
-
-    Their status comes from `storage.record.run_status.shown_status`.
-    """
+    """Return all runs, newest first, as `queries.runs.listed_runs` does, with the status that pages show."""
     with RunStore(Home(home)).reading() as connection:
         runs = queries.listed_runs(connection)
     return runs.assign(status=shown_statuses(Home(home), runs))
@@ -214,11 +225,9 @@ def load_run(home: Path, run_id: str) -> RunView:
 def load(
     read: Callable[..., T], home: Path, view: RunView, *arguments: Hashable, until: Hashable = None
 ) -> T:
-    """Return what a function reads of a run; it reads again after each new record.
+    """Return what a function of a connection, the run and `arguments` reads, again after each new record.
 
-    Args:
-        read: function of an open connection, the run's identifier, and `arguments`.
-        until: time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
+    `until` is the time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
     """
     name = f"{read.__module__}.{read.__qualname__}"
     return _load(read, name, home, view.row.run_id, view.newest if until is None else until, arguments)
@@ -255,7 +264,6 @@ def read_run(store: RunStore, run_id: str) -> RunView:
             scores=queries.score_curve(connection, run_id),
             metrics=queries.metric_curves(connection, run_id),
             cost=queries.cost_by_iteration(connection, run_id),
-            cost_by_state=queries.cost_by_state(connection, run_id),
             events=queries.events(connection, run_id),
             change=_change(paired_figures(connection, run_id, only="score")),
             activity=activity,
@@ -289,33 +297,6 @@ _NO_METRICS = ("run_id", "iteration", "policy_version", "ended_at", "elapsed_s",
 """The columns of a frame of metrics that are none."""
 
 
-def explores(view: RunView) -> bool | None:
-    """Return True if the run drafts seeds; None if it was stored without that fact (another version's)."""
-    made = view.row.environment.get(DRAFTS_ARE_MADE)
-    return None if made is None else made != NO_DRAFTS
-
-
-def drafts_while_training(view: RunView) -> bool:
-    """Return True if spot devices draft with stale weights while the reserved devices train.
-
-    A strategy that decides by measured times may have decided against it.
-    """
-    decisions = read_decisions(view.row.environment)
-    if decisions and decisions[max(decisions)] == "plain":
-        return False
-    return BESIDE_TRAINING in view.row.environment.get(DRAFTS_ARE_MADE, "")
-
-
-def drafts_before_rollout(view: RunView) -> bool:
-    """Return True if the rollout waits for drafts by its own weights."""
-    return BEFORE_ROLLOUT in view.row.environment.get(DRAFTS_ARE_MADE, "")
-
-
-def gives_verdict(view: RunView) -> bool:
-    """Return True if the reward may call an image exact; otherwise no page mentions exact images."""
-    return environment.gives_verdict(view.row.environment)
-
-
 def with_verdicts(images: pd.DataFrame, given: bool) -> pd.DataFrame:
     """Return judged images, with None for each `exact` unless verdicts are given."""
     if given:
@@ -324,23 +305,6 @@ def with_verdicts(images: pd.DataFrame, given: bool) -> pd.DataFrame:
 
 
 def metric_names(metrics: pd.DataFrame, verdicts: bool) -> list[str]:
-    """Return the metrics among the columns of a frame, sorted.
-
-    Args:
-        metrics: frame from `queries.runs.metric_curves` or `queries.comparisons.metric_courses`.
-        verdicts: False to leave out the share of exact images.
-    """
+    """Return the metrics among a frame's columns, sorted; the share of exact images only with verdicts."""
     unused = _NO_METRICS if verdicts else (*_NO_METRICS, "exact_share")
     return sorted(name for name in map(str, metrics) if name not in unused)
-
-
-def least_spearman(view: RunView) -> float | None:
-    """Return the rank correlation below which the run raises its alarm; None if it has no such setting."""
-    value = view.setting("exploration", "min_spearman")
-    return float(value) if isinstance(value, int | float) else None
-
-
-def rank_limit(view: RunView) -> float:
-    """Return the rank correlation below which ranks count as not holding: the run's, or 0.5 without one."""
-    least = least_spearman(view)
-    return 0.5 if least is None else least

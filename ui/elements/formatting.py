@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import time
@@ -117,7 +118,7 @@ def plain_markdown(text: str) -> str:
 
 def chart_text(text: str) -> str:
     """Return untrusted text for a plot, which would take tags for markup and entities for characters."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(text, quote=False)
 
 
 def ending_in_words(error: str) -> str:

@@ -42,18 +42,14 @@ _NOTE = (
 
 
 def best_and_worst_html(images: pd.DataFrame) -> str:
-    """Return a prompt's best and worst sample side by side, a card for each iteration.
-
-    Args:
-        images: frame from `storage.record.queries.seeds.best_and_worst`, of one prompt.
-    """
+    """Return a card per iteration with a prompt's best and worst sample, from `seeds.best_and_worst`."""
     cards = []
     for iteration, part in images.groupby("iteration", sort=False):
         sides = ""
         for row in _rows(part):
             draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
-            sides += _side(row, "", f"{row['place']}: seed {row['seed_index']}{draft}")
-        cards.append(_framed(f"Iteration {iteration}", "", sides))
+            sides += _side(row, f"{row['place']}: seed {row['seed_index']}{draft}")
+        cards.append(_card(f"Iteration {iteration}", "", sides))
     return _grid(cards) + _note(images)
 
 
@@ -68,9 +64,10 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
     for rows in _by_prompt(images):
         sides = _source(rows[0], sources)
         for row in rows:  # <details> opens and closes by mouse and keyboard without a script
-            picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
-            when = f'<div class="sl-when">{_when(row["iteration"])}</div>'
-            sides += f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
+            when = _when(row["iteration"])
+            picture, read = _picture_and_reading(row, when)
+            shown = f'<summary><div class="sl-when">{when}</div>{picture}</summary>{read}'
+            sides += f'<details class="sl-zoom">{shown}</details>'
         cards.append(_prompt_card(rows[0], sides, "sl-course"))
     return _grid(cards, attributes=' style="grid-template-columns: 1fr"') + _note(images)
 
@@ -79,16 +76,18 @@ def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -
     """Return the pictures of one prompt and seed, enlarged; arguments as for `course_html`."""
     rows = _rows(images)
     sides = _source(rows[0], sources) if rows else ""
-    sides += "".join(_side(row, "", _when(row["iteration"])) for row in rows)
+    sides += "".join(_side(row, _when(row["iteration"])) for row in rows)
     return f'{_STYLE}<div class="sl-large">{sides}</div>'
 
 
 def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
     """Return a card per prompt with its picture and the scorer's reading; arguments as for `course_html`."""
-    cards = []
-    for row in _rows(images):
-        picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
-        cards.append(_prompt_card(row, f"{_source(row, sources)}{picture}{read}", "sl-one"))
+    cards = [
+        _prompt_card(
+            row, _source(row, sources) + "".join(_picture_and_reading(row, _when(row["iteration"]))), "sl-one"
+        )
+        for row in _rows(images)
+    ]
     return _grid(cards, " sl-evaluation")
 
 
@@ -97,7 +96,7 @@ def compared_html(images: pd.DataFrame) -> str:
     cards = []
     for rows in _by_prompt(images):
         named = [(row, html.escape(f"{row['run_id']}, {_when(row['iteration'])}")) for row in rows]
-        cards.append(_prompt_card(rows[0], "".join(_side(row, "", name) for row, name in named), "sl-course"))
+        cards.append(_prompt_card(rows[0], "".join(_side(row, name) for row, name in named), "sl-course"))
     return _grid(cards, " sl-compared") + _note(images)
 
 
@@ -108,13 +107,14 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
         images: frame from `storage.record.queries.images.images_before_after`, with at least one row.
         sources: as for `course_html`.
     """
-    before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     cards = []
     for row in _rows(images):
-        source, sides = _source(row, sources), _side(row, "_before", _when(before))
-        if after != before:
-            sides += _side(row, "_after", _when(after))
-        cards.append(_prompt_card(row, source + sides, "sl-pair sl-three" if source else "sl-pair"))
+        sides = source = _source(row, sources)
+        for end in ("before", "after"):
+            if end == "before" or row["iteration_after"] != row["iteration_before"]:
+                own = {name.removesuffix(f"_{end}"): value for name, value in row.items()}
+                sides += _side(own, _when(own["iteration"]))
+        cards.append(_prompt_card(row, sides, "sl-pair sl-three" if source else "sl-pair"))
     return _grid(cards, " sl-gallery") + _note(images)
 
 
@@ -140,7 +140,6 @@ def _by_prompt(images: pd.DataFrame) -> list[list[dict]]:
 
 
 def _note(images: pd.DataFrame) -> str:
-    """Return what exact means; empty if the reward gives no verdict."""
     return _NOTE if any(images[name].notna().any() for name in images if name.startswith("exact")) else ""
 
 
@@ -162,7 +161,7 @@ def _when(iteration: int) -> str:
     return "before training" if iteration == 0 else f"after {iteration} iterations"
 
 
-def _framed(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:
+def _card(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:
     return (
         f'<div class="sl-card"><div class="sl-prompt">{html.escape(title)} <span class="sl-when">{remark}'
         f'</span></div><div class="{style}">{sides}</div></div>'
@@ -170,26 +169,24 @@ def _framed(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:
 
 
 def _prompt_card(row: dict, sides: str, style: str) -> str:
-    return _framed(row["prompt"], f"seed {row['seed_index']}", sides, style)
+    return _card(row["prompt"], f"seed {row['seed_index']}", sides, style)
 
 
-def _side(row: dict, suffix: str, when: str) -> str:
-    """Return one picture with what the scorer read in it, from the row's columns of that suffix."""
-    picture, read = _picture_and_reading(row, suffix, when)
+def _side(row: dict, when: str) -> str:
+    picture, read = _picture_and_reading(row, when)
     return f'<div><div class="sl-when">{when}</div>{picture}{read}</div>'
 
 
-def _picture_and_reading(row: dict, suffix: str, when: str) -> tuple[str, str]:
-    uri = data_uri(bytes(row[f"png{suffix}"]))
-    if row[f"error{suffix}"]:
-        read = f'<span class="sl-error">not scored: {html.escape(row[f"error{suffix}"])}</span>'
+def _picture_and_reading(row: dict, when: str) -> tuple[str, str]:
+    """Return a picture, and what the scorer read in it."""
+    detail = html.escape(row["detail"] or "")
+    if row["error"]:
+        read = f'<span class="sl-error">not scored: {html.escape(row["error"])}</span>'
+    elif row["exact"] is None:
+        read = f"score {row['score']:.2f}" + (f": {detail}" if detail else "")
     else:
-        detail = html.escape(row[f"detail{suffix}"])
-        read, exact = f"score {row[f'score{suffix}']:.2f}", row[f"exact{suffix}"]
-        if exact is None:
-            read += f": {detail}" if detail else ""
-        else:
-            style, mark = ("sl-good", "✓ exact") if exact else ("sl-bad", "✗ not exact")
-            read = f'<span class="{style}">{mark}</span>, {read}: {detail or "nothing recognised"}'
-    picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="{uri}">'
+        style, mark = ("sl-good", "✓ exact") if row["exact"] else ("sl-bad", "✗ not exact")
+        read = f'<span class="{style}">{mark}</span>, score {row["score"]:.2f}: '
+        read += detail or "nothing recognised"
+    picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="{data_uri(bytes(row["png"]))}">'
     return picture, f'<div class="sl-read">{read}</div>'

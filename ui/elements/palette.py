@@ -54,11 +54,6 @@ LEVEL_COLOURS = {"problem": "#ca3939", "warning": "#c97513", "passed": "#1f9d61"
 
 
 def faded(colour: str, opacity: float) -> str:
-    """Return a colour as CSS `rgba()`.
-
-    Args:
-        colour: `#rrggbb`.
-        opacity: opacity from 0 to 1.
-    """
+    """Return a colour (`#rrggbb`) as CSS `rgba()` with an opacity from 0 to 1."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"

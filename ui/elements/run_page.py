@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urljoin
@@ -20,7 +22,7 @@ from storage.processes import python_command
 from storage.record.run_status import LIVE
 from storage.record.run_store import bare_folders
 from storage.text import file_stem
-from ui.data.links import Link, clone_command, load_links, stop_command
+from ui.data.links import Link, clone_command, load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
 from ui.elements.formatting import (
     MODELLED_BADGE,
@@ -54,8 +56,16 @@ _LIMIT_S = 120.0
 """Seconds for the report of a long run on a busy machine."""
 
 
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """Show why the record cannot be read, in place of what draws it."""
+    try:
+        yield
+    except (StorageError, RunNotFoundError) as error:
+        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+
+
 def _show_links(home: Path, view: RunView, links: Sequence[Link]) -> None:
-    """Show one button per place (a link if its page answers, else how to get there), commands, the report."""
     row, run_id = st.container(horizontal=True), view.row.run_id
     for link in links:
         if link.address:
@@ -76,13 +86,12 @@ def _show_links(home: Path, view: RunView, links: Sequence[Link]) -> None:
 
 
 def _show_commands(row: DeltaGenerator, view: RunView) -> None:
-    """Show how to stop a run at work, and how to start another one like it."""
-    if command := stop_command(view):
+    if view.is_live:
         with row.popover("Stop", icon=":material/stop_circle:"):
             st.markdown(
                 f"On {plain_markdown(view.row.host)}; what is committed stays, and it can be resumed:"
             )
-            st.code(command, language="bash")
+            st.code(f"spotlight stop {shlex.quote(view.row.run_id)}", language="bash")
     if view.simulated is not None:
         return
     with row.popover("Clone with changes", icon=":material/content_copy:"):
@@ -108,7 +117,6 @@ def _report(home: Path, run_id: str, dashboard: str) -> bytes:
 
 
 def _show_live(view: RunView) -> None:
-    """Show the progress of a live run, its current phases, and the latest lines of its log."""
     now = time.time()
     done, planned = len(view.metrics), view.planned_iterations
     parts = [f"Iteration {done} of {planned}" if planned else f"Iteration {done}"]
@@ -157,25 +165,21 @@ def show_page(draw: RunPage) -> None:
 def show_home_page(draw: Callable[[Path], None]) -> None:
     """Show a page about all runs of the home; if there is none, say how to start one."""
     home, overview = _opened()
-    if overview is None:
-        return
-    live = bool(overview["status"].isin(LIVE).any())
-    fragment(_show_home, run_every=_REFRESH if live else None)(home, draw)
-    _watch(home, overview)
+    if overview is not None:
+        live = bool(overview["status"].isin(LIVE).any())
+        fragment(errors_shown()(draw), run_every=_REFRESH if live else None)(home)
+        _watch(home, overview)
 
 
 def _opened() -> tuple[Path, pd.DataFrame | None]:
     """Return the home and its runs; None for runs once the page has told why it shows none."""
     home = Home.from_environment().path
-    try:
+    with errors_shown():
         overview = load_overview(home)
-    except StorageError as error:
-        show_error(error)
-        return home, None
-    if overview.empty:
+        if not overview.empty:
+            return home, overview
         fragment(_show_nothing, run_every=_REFRESH)(home)
-        return home, None
-    return home, overview
+    return home, None
 
 
 def _watch(home: Path, overview: pd.DataFrame) -> None:
@@ -248,33 +252,29 @@ def _choose(overview: pd.DataFrame) -> str | None:
 
 def _show_unknown(home: Path, run_id: str) -> None:
     """Show an unknown run from the address: it is starting, or does not exist."""
-    try:
+    with errors_shown():
         if run_id in load_overview(home)["run_id"].tolist():
             st.rerun()  # it has its row: redraw the whole page
-    except StorageError as error:
-        show_error(error)
-        return
-    activity = load_activity(home, run_id)
-    if activity.is_starting and activity.is_alive:
-        _show_title(run_id, "starting")
-        st.info("Its first figures appear here once its devices are loaded.", icon=":material/hourglass:")
-        return
-    try:
-        load_run(home, run_id)
-    except (StorageError, RunNotFoundError) as error:
-        st.title("No such run")
-        show_error(error)
+        activity = load_activity(home, run_id)
+        if activity.is_starting and activity.is_alive:
+            _show_title(run_id, "starting")
+            waiting = "Its first figures appear here once its devices are loaded."
+            st.info(waiting, icon=":material/hourglass:")
+            return
+        try:
+            load_run(home, run_id)
+        except (StorageError, RunNotFoundError):
+            st.title("No such run")
+            raise
 
 
 def _show_title(run_id: str, status: str, purpose: str = "", modelled: bool = False) -> None:
-    """Show the run's name with its marks, which stand nowhere else on the page."""
     marked = f" :gray-badge[:material/labs: {plain_markdown(purpose)}]" if purpose else ""
     marked += f" {MODELLED_BADGE}" * modelled
     st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]{marked}", anchor=False)
 
 
 def _show_notes(view: RunView) -> None:
-    """Show a person's notes about the run, if any."""
     badges = [f":gray-badge[{plain_markdown(tag)}]" for tag in view.notes.tags]
     if view.notes.archived:
         badges.insert(0, ":gray-badge[:material/archive: archived]")
@@ -285,7 +285,6 @@ def _show_notes(view: RunView) -> None:
 
 
 def _is_of_a_person(row: dict) -> bool:
-    """Return True for a run that is neither part of a check nor simulated."""
     return not row["purpose"] and row["status"] != "simulated"
 
 
@@ -297,32 +296,21 @@ def _label(row: dict) -> str:
     return f"{text} · score {row['score_before']:.2f} → {row['score_now']:.2f}"
 
 
+@errors_shown()
 def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
-    try:
-        view = load_run(home, run_id)
-        if live and not view.is_live:
-            st.rerun()  # it has ended: redraw the whole page, without the refreshing
-        is_modelled = view.is_modelled and view.simulated is None
-        _show_title(view.row.run_id, view.status, view.purpose, is_modelled)
-        _show_notes(view)
-        _show_links(home, view, load_links(home, view))
-        _show_trouble(view)
-        if view.is_live:
-            _show_live(view)
-        draw(home, view)
-    except (StorageError, RunNotFoundError) as error:
-        show_error(error)
-
-
-def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
-    try:
-        draw(home)
-    except StorageError as error:
-        show_error(error)
+    view = load_run(home, run_id)
+    if live and not view.is_live:
+        st.rerun()  # it has ended: redraw the whole page, without the refreshing
+    _show_title(view.row.run_id, view.status, view.purpose, view.is_modelled and view.simulated is None)
+    _show_notes(view)
+    _show_links(home, view, load_links(home, view))
+    _show_trouble(view)
+    if view.is_live:
+        _show_live(view)
+    draw(home, view)
 
 
 def _show_trouble(view: RunView) -> None:
-    """Show missing data, how to resume a run that ended badly, and whether the run is only simulated."""
     run_id = view.row.run_id.replace("`", "'")  # it is shown in a code span
     if view.damaged:
         st.warning(
@@ -342,20 +330,10 @@ def _show_trouble(view: RunView) -> None:
         )
     elif view.status in ("failed", "interrupted", "cancelled"):
         happened = "failed" if view.status == "failed" else f"was {view.status}"
-        error = ending_in_words(view.row.error or "")
-        reason = f": {plain_markdown(error.rstrip('.'))}" if error else ""
-        st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
+        given, command = view.row.error or "", f"`spotlight resume {run_id}`"
+        error = plain_markdown(ending_in_words(given).rstrip("."))
+        helps = not given.startswith("ConfigurationError") and command not in given
+        advice = f". Resume with {command}" if helps else ""
+        st.warning(f"The run {happened}{error and f': {error}'}{advice}", icon=":material/error:")
     elif view.row.error:
         st.info(f"The run ended early: {plain_markdown(view.row.error)}", icon=":material/payments:")
-
-
-def _advice(run_id: str, error: str | None) -> str:
-    """Return how to resume; empty if that would fail again, or if the error says it."""
-    command = f"`spotlight resume {run_id}`"
-    text = error or ""
-    return "" if text.startswith("ConfigurationError") or command in text else f". Resume with {command}"
-
-
-def show_error(error: Exception) -> None:
-    """Show why the record cannot be read, in place of the content."""
-    st.error(plain_markdown(str(error)), icon=":material/database_off:")

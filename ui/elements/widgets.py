@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -17,56 +17,49 @@ TILE_PX = 189
 """Width of a tile: six in a row of a window 1,400 wide; `ui/server/narrow.css` sets two in a narrow one's."""
 
 
-def show_tile(
-    row: DeltaGenerator, title: str, value: str, below: str | None, meaning: str | None = None
-) -> None:
-    """Show a figure as a tile; all tiles of a row have the same width and height.
+PLOT_SETTINGS = {
+    "displaylogo": False,
+    "modeBarButtons": [["toImage"]],
+    "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "spotlight"},
+}
+"""The settings for `st.plotly_chart`: one button, which saves the plot as PNG."""
 
-    Args:
-        value: figure as text; `-` for none.
-        below: second figure in small type; None for none.
-        meaning: text of the question mark beside the title; None leaves it out.
-    """
-    row.metric(
-        title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
-        height="stretch", help=meaning,
-    )  # fmt: skip
+
+def show_in_pairs(figures: Sequence[go.Figure], key: str) -> list[DeltaGenerator]:
+    """Show charts, two in a row; return the cells of these rows."""
+    columns = [column for _ in figures[::2] for column in st.columns(2)]
+    for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
+        column.plotly_chart(figure, key=f"{key}-{number}", config=PLOT_SETTINGS)
+    return columns
 
 
 Tile = tuple[str, str, str | None] | tuple[str, str, str | None, str]
-"""The title, the value, the second figure and perhaps the meaning of a tile, as in `show_tile`."""
+"""The title of a tile, its figure (`-` for none), a second one in small type, perhaps its meaning."""
 
 
 def show_tiles(*tiles: Tile, row: DeltaGenerator | None = None) -> None:
     """Show figures in a row, by default a new one; it wraps, where columns would cut the figures off."""
     row = row or st.container(horizontal=True)
     for title, value, below, *meaning in tiles:
-        show_tile(row, title, value, below, *meaning)
+        row.metric(
+            title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
+            height="stretch", help=meaning[0] if meaning else None,
+        )  # fmt: skip
 
 
-def as_csv(frame: pd.DataFrame) -> bytes:
-    """Return the frame with a header line, in UTF-8; pictures are left out."""
-    return _without_pictures(frame).to_csv(index=False).encode()
+_FORMATS = {"CSV": "text/csv", "Parquet": "application/vnd.apache.parquet"}
 
 
-def as_parquet(frame: pd.DataFrame) -> bytes:
-    """Return the frame as a Parquet file; pictures are left out."""
-    buffer = io.BytesIO()
-    _without_pictures(frame).to_parquet(buffer, index=False)
-    return buffer.getvalue()
-
-
-_FORMATS = {"CSV": ("text/csv", as_csv), "Parquet": ("application/vnd.apache.parquet", as_parquet)}
+def as_file(frame: pd.DataFrame, form: str) -> bytes:
+    """Return the frame as a file of one of `_FORMATS`, in UTF-8; pictures are left out."""
+    kept = frame.drop(columns=[name for name in frame.columns if str(name).startswith("png")])
+    return kept.to_csv(index=False).encode() if form == "CSV" else kept.to_parquet(index=False)
 
 
 def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
-    """Offer a page's data as files, except empty ones.
+    """Offer a page's frames as files, by their names, except empty ones; `run_id` begins the files' names.
 
     The files are made on click: making them whenever the page is drawn would slow it down.
-
-    Args:
-        run_id: run, or another word, that begins the files' names.
-        frames: rows of each file, by its name.
     """
     offered = {name: frame for name, frame in frames.items() if not frame.empty}
     if not offered:
@@ -76,16 +69,12 @@ def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
         for name, frame in offered.items():
             row = st.container(horizontal=True, vertical_alignment="center")
             row.markdown(f"{name} ({len(frame):,} rows)")
-            for form, (mime, made) in _FORMATS.items():
+            for form, mime in _FORMATS.items():
                 file_name = f"{file_stem(f'{run_id}-{name}')}.{form.lower()}"
                 row.download_button(
-                    form, data=partial(made, frame), file_name=file_name, mime=mime,
+                    form, data=partial(as_file, frame, form), file_name=file_name, mime=mime,
                     key=f"download-{form}-{name}", on_click="ignore",
                 )  # fmt: skip
-
-
-def _without_pictures(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.drop(columns=[name for name in frame.columns if str(name).startswith("png")])
 
 
 def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

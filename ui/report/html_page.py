@@ -71,11 +71,7 @@ addEventListener("afterprint", () => relayout({{width: null, autosize: true}}));
 
 @dataclass
 class Report:
-    """A page that grows section by section.
-
-    Attributes:
-        title: title as plain text.
-    """
+    """A page that grows section by section."""
 
     title: str
     _body: list[str] = field(default_factory=list)

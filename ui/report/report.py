@@ -21,7 +21,7 @@ from ui.charts.layout import Axis
 from ui.data.devices import SpotView, bill_entries, read_course, read_spot
 from ui.data.images import QualityView, read_quality, sources_of
 from ui.data.links import lasting_links
-from ui.data.run import RunView, gives_verdict, least_spearman, read_run, with_verdicts
+from ui.data.run import RunView, read_run, with_verdicts
 from ui.elements.formatting import duration, ending_in_words, moment, money, percent, simulated_in_words
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence import charts as convergence
@@ -35,10 +35,7 @@ _DRAWN_ITERATIONS = 3  # of the time line of all devices: the latest
 
 
 def write_report(store: RunStore, run_id: str, out: Path) -> None:
-    """Write a run's report; an existing file is replaced in one step.
-
-    Args:
-        out: HTML file to write.
+    """Write a run's report as HTML; an existing file is replaced in one step.
 
     Raises:
         ConfigurationError: `out` is a folder, or its folder is missing.
@@ -94,7 +91,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
         report.preformatted(view.notes.note)
     if row.error:
         report.preformatted(ending_in_words(row.error))
-    report.sentence(verdict(view).text)
+    report.sentence(verdict(view)[1])
     idle = spot.ledger.spot_idle_share
     facts = {
         "iterations": str(len(view.metrics)),
@@ -106,14 +103,13 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
 
 
 def _scores(report: Report, view: RunView, quality: QualityView, store: RunStore) -> None:
-    """Add the held-out score with the second judge's beside it, and the signs of training."""
     report.section("Convergence")
     if view.scores.empty and view.metrics.empty:
         report.sentence("Nothing is scored yet.")
         return
     axes: tuple[Axis, ...] = ("iteration", "time", "usd")
     report.charts([convergence.score_chart(view, "score", over, quality.judges) for over in axes])
-    if gives_verdict(view):
+    if view.gives_verdict:
         report.charts([convergence.score_chart(view, "exact", "iteration")], wide=True)
     seeds, courses = convergence.read_seed_courses(store, view.row.run_id)
     if len(set(courses["run_id"].tolist())) > 1:
@@ -129,7 +125,7 @@ def _images(report: Report, connection: RecordConnection, view: RunView) -> None
     if images.empty:
         report.sentence("This run has no images.")
         return
-    verdicts = with_verdicts(images, gives_verdict(view))
+    verdicts = with_verdicts(images, view.gives_verdict)
     report.gallery(gallery_html(verdicts, sources_of(view, images)))
 
 
@@ -158,7 +154,7 @@ def _costs(report: Report, view: RunView, spot: SpotView) -> None:
         report.sentence("Nothing is paid for yet.")
         return
     report.charts(bill_charts(view, spot.ledger))
-    if on_demand_cost(spot.ledger) is not None:
+    if on_demand_cost(spot.ledger, view.is_modelled) is not None:
         report.sentence(ASSUMPTION, "note")
     bill = bill_entries(spot.ledger)
     if view.is_modelled:
@@ -190,10 +186,10 @@ def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:
         report.sentence("This run has drafted no seeds.")
         return
     charts = [] if seeds.pairs.empty else [seed_charts.pair_chart(seeds.pairs)]
-    charts += [seed_charts.rank_chart(view, least_spearman(view)), seed_charts.spread_chart(view)]
-    charts += [seed_charts.success_chart(seeds.drafts)] if gives_verdict(view) else []
+    charts += [seed_charts.rank_chart(view, view.least_spearman), seed_charts.spread_chart(view)]
+    charts += [seed_charts.success_chart(seeds.drafts)] if view.gives_verdict else []
     report.charts(charts)
-    drawn = seed_charts.draft_map(seeds.drafts, gives_verdict(view))
+    drawn = seed_charts.draft_map(seeds.drafts, view.gives_verdict)
     if drawn is not None:
         report.charts([drawn], wide=True)
 

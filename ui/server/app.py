@@ -22,27 +22,25 @@ from ui.server.login import login_needed, passes_login  # noqa: E402
 # A file of ours: browsers fetch the icons that Streamlit knows by name from a foreign host.
 st.set_page_config(page_title="Spotlight", page_icon=Path(__file__).with_name("icon.svg"), layout="wide")
 
-# One entry per page. This file is not beside `pages/`: Streamlit serves the files of a folder of that
-# name beside its main script by itself, before this script, and so before the login.
+# This file is not beside `pages/`: Streamlit serves the files of a folder of that name beside its main
+# script by itself, before this script, and so before the login.
 _PAGES = [
-    st.Page("../pages/runs/page.py", title="Runs", icon=":material/list:", url_path="runs"),
     st.Page(
-        "../pages/convergence/page.py", title="Convergence", icon=":material/trending_up:",
-        url_path="convergence", default=True,
-    ),
-    st.Page("../pages/seeds/page.py", title="Seeds", icon=":material/grain:", url_path="seeds"),
-    st.Page("../pages/spot/page.py", title="Spot", icon=":material/bolt:", url_path="spot"),
-    st.Page("../pages/cost/page.py", title="Cost", icon=":material/payments:", url_path="cost"),
-    st.Page("../pages/images/page.py", title="Images", icon=":material/image:", url_path="images"),
-    st.Page(
-        "../pages/evaluations/page.py", title="Evaluations", icon=":material/grading:", url_path="evaluations"
-    ),
-    st.Page("../pages/health/page.py", title="Health", icon=":material/stethoscope:", url_path="health"),
-    st.Page(
-        "../pages/reproducibility/page.py", title="Reproducibility", icon=":material/replay:",
-        url_path="reproducibility",
-    ),
-    st.Page("../pages/what_if/page.py", title="What if", icon=":material/calculate:", url_path="what_if"),
+        path, title=title, icon=f":material/{icon}:", url_path=Path(path).parent.name,
+        default=title == "Convergence",
+    )
+    for path, title, icon in (
+        ("../pages/runs/page.py", "Runs", "list"),
+        ("../pages/convergence/page.py", "Convergence", "trending_up"),
+        ("../pages/seeds/page.py", "Seeds", "grain"),
+        ("../pages/spot/page.py", "Spot", "bolt"),
+        ("../pages/cost/page.py", "Cost", "payments"),
+        ("../pages/images/page.py", "Images", "image"),
+        ("../pages/evaluations/page.py", "Evaluations", "grading"),
+        ("../pages/health/page.py", "Health", "stethoscope"),
+        ("../pages/reproducibility/page.py", "Reproducibility", "replay"),
+        ("../pages/what_if/page.py", "What if", "calculate"),
+    )
 ]  # fmt: skip
 if login_needed():
     _PAGES.append(st.Page(st.logout, title="Log out", icon=":material/logout:"))

@@ -38,11 +38,7 @@ def passes_login() -> bool:
 
 
 def fragment(draw: Callable[..., None], run_every: str | None = None) -> Callable[..., None]:
-    """Return Streamlit's fragment, a part of a page that refreshes by itself; an expired login ends that.
-
-    Args:
-        run_every: interval, such as `2s`; None for never.
-    """
+    """Return Streamlit's fragment, a part of a page that refreshes by itself; an expired login ends that."""
 
     def drawn(*args: Any) -> None:
         if _refusal() is not None:

@@ -120,15 +120,6 @@ def cost_by_iteration(connection: RecordConnection, run_id: str) -> pd.DataFrame
     ).df().fillna(0.0)  # fmt: skip
 
 
-def cost_by_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return paid device time by state, dearest first. Columns: state, market, device_s, usd."""
-    return connection.execute(
-        "SELECT state, market, sum(device_s) AS device_s, sum(usd) AS usd FROM costs WHERE run_id = ? "
-        "GROUP BY state, market ORDER BY sum(sum(usd)) OVER (PARTITION BY state) DESC, state, market",
-        [run_id],
-    ).df()
-
-
 def events(
     connection: RecordConnection, run_id: str, limit: int = 50, kinds: Sequence[str] | None = None
 ) -> pd.DataFrame:

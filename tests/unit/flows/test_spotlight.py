@@ -21,7 +21,7 @@ from storage.errors import ConfigurationError, RunCancelledError, RunNotFoundErr
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
 from storage.record.run_store import RunStore
-from tests.document_code import python_of
+from tests.documents import python_of
 from tests.sample_run import write_sample_run
 
 HEAVY = {"torch", "ray", "prefect", "streamlit", "diffusers", "mlflow", "pandas", "duckdb", "flows", "tasks"}

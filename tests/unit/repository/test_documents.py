@@ -35,6 +35,7 @@ from tests.documents import (
     commands,
     links,
     name_of,
+    python_of,
     spans,
 )
 
@@ -96,24 +97,17 @@ def test_pictures_are_small_and_shown_somewhere():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_code_that_documents_name_exists(document: Path):
+def test_files_and_code_that_documents_name_exist(document: Path):
     """`file.py::name` in a document: the file has that name in it."""
-    for file, name, method in re.findall(
-        r"`([\w/]+\.py)::(\w+)(?:\.(\w+))?`", document.read_text(encoding="utf-8")
-    ):
-        source = text_of(file)
-        for wanted in filter(None, (name, method)):
-            assert re.search(rf"\b(def|class) {wanted}\b|^{wanted}\b", source, re.M), (
-                f"{document.name}: {file} has no {wanted}"
-            )
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_files_that_documents_name_exist(document: Path):
     folders = "benchmarks|docs|examples|flows|gpu_runtime|presets|storage|tasks|tests|ui"
-    for span in spans(document.read_text(encoding="utf-8")):
+    text = document.read_text("utf-8")
+    for span in spans(text):
         if re.fullmatch(rf"(?:{folders})/[\w./-]+", span) and "NAME" not in span:
             assert (ROOT / span).exists(), f"{document.name} names {span}"
+    for file, *names in re.findall(r"`([\w/]+\.py)::(\w+)(?:\.(\w+))?`", text):
+        for name in filter(None, names):
+            found = re.search(rf"\b(def|class) {name}\b|^{name}\b", text_of(file), re.M)
+            assert found, f"{document.name}: {file} has no {name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -139,22 +133,20 @@ def test_make_targets_exist():
 
 def test_commands_of_spotlight_parse():
     group = typer.main.get_command(app)
-    known_commands: dict[str, Any] = getattr(group, "commands")  # noqa: B009 - typer brings its own click
+    known: dict[str, Any] = getattr(group, "commands")  # noqa: B009 - typer brings its own click
     assert len(shown("spotlight")) > 50
-    wrong: list[str] = []
     for command in shown("spotlight"):
         if not command.words or command.words[0].startswith("-"):
             continue
         name, *given = command.words
-        assert name in known_commands, command.place
+        assert name in known, command.place
         if given and "--help" not in given:  # a mention without arguments is no command to copy
             try:
-                known_commands[name].make_context(name, given)
+                known[name].make_context(name, given)
             except RunNotFoundError:
                 pass  # `last`, in a home without runs
             except Exception as error:  # noqa: BLE001  (of the click that typer carries)
-                wrong.append(f"{command.place}: {error}")
-    assert not wrong, "\n".join(wrong)
+                pytest.fail(f"{command.place}: {error}")
 
 
 @pytest.mark.parametrize(
@@ -197,13 +189,10 @@ def test_benchmarks_explain_themselves_and_know_the_options_of_documents(
     assert not unknown, f"documents show {unknown} for benchmarks.{name}"
 
 
-def test_no_two_benchmarks_have_one_name():
+def test_each_benchmark_has_one_name_and_those_of_documents_exist():
     """`python -m benchmarks.NAME` runs the first one that it finds."""
     files = [file.stem for file in (ROOT / "benchmarks").rglob("*.py") if not file.stem.startswith("__")]
     assert sorted(set(files)) == sorted(files)
-
-
-def test_documents_name_benchmarks_that_exist():
     named = {command.program for command in COMMANDS if command.program.startswith("benchmarks.")}
     assert named
     assert {name.removeprefix("benchmarks.") for name in named} <= set(BENCHMARKS)
@@ -211,15 +200,13 @@ def test_documents_name_benchmarks_that_exist():
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_python_of_documents_compiles_and_uses_names_of_the_module(document: Path):
-    door = ROOT / "spotlight.py"
-    offered = (
-        re.search(r"^__all__ = (\[.*?\])", door.read_text("utf-8"), re.M | re.S) if door.exists() else None
-    )
-    for snippet in re.findall(r"^```python\n(.*?)^```$", document.read_text("utf-8"), re.M | re.S):
+    offered = re.search(r"^__all__ = (\[.*?\])", text_of("spotlight.py"), re.M | re.S)
+    assert offered
+    for snippet in python_of(name_of(document)):
         compile(snippet, document.name, "exec")
-        if offered:
-            used = set(re.findall(r"\bspotlight\.(\w+)", snippet))
-            assert used <= set(ast.literal_eval(offered[1])), document.name
+        assert set(re.findall(r"\bspotlight\.(\w+)", snippet)) <= set(ast.literal_eval(offered[1])), (
+            document.name
+        )
 
 
 def test_measurements_and_the_readmes_results_are_those_of_the_kept_results():
@@ -286,7 +273,7 @@ def test_a_preset_claims_what_is_kept(preset: Preset):
 
 
 def test_the_readme_claims_what_its_presets_do():
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| models |")[2].partition("\n\n")[0]
+    table = text_of("README.md").partition("| models |")[2].partition("\n\n")[0]
     claims: dict[str, str] = {}
     for row in table.splitlines()[2:]:
         models, _, evidence = (cell.strip() for cell in row.strip("|").split("|"))
@@ -301,7 +288,6 @@ def test_the_readme_claims_what_its_presets_do():
         assert preset.evidence == level or preset.name == "smoke", preset.name
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 MOST_SETTINGS = 91
 
 
@@ -318,44 +304,14 @@ def leaves(values: dict[str, Any], model: type[BaseModel], path: str = "") -> li
     return names
 
 
-def test_each_setting_is_in_the_table_once():
-    names = [entry.name for entry in list_settings()]
-    assert len(set(names)) == len(names)
-    assert set(names) == set(leaves(RunConfig().model_dump(), RunConfig))
-    for entry in list_settings():
+def test_the_settings_are_few_and_each_is_in_the_table_and_on_the_page():
+    """`options` is no setting to choose: it holds those of a plug-in, which declares them."""
+    entries = list_settings()
+    names = [entry.name for entry in entries]
+    assert sorted(names) == sorted(leaves(RunConfig().model_dump(), RunConfig))
+    assert len([name for name in names if not name.endswith(".options")]) <= MOST_SETTINGS
+    for entry in entries:
         assert len(entry.description) > 10 and entry.bounds, entry.name
-
-
-def test_a_person_has_few_settings_to_choose_from():
-    """`options` is no setting: it holds those of a plug-in, which declares them."""
-    assert len([one for one in list_settings() if not one.name.endswith(".options")]) <= MOST_SETTINGS
-
-
-def test_the_page_of_the_documentation_is_today_s():
-    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
+    assert text_of("docs/reference/settings.md") == settings_page(), (
         "the page is not of these settings; run `spotlight settings --markdown > docs/reference/settings.md`"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "default", "bounds"),
-    [
-        ("seed", 0, "integer at least 0, below 4,294,967,296"),
-        ("sampling.noise_level", 0.7, "number above 0, at most 2"),
-        ("sampling.sde", "flow", "flow, cps or none"),
-        ("sampling.rollout_steps", 10, "integer 2 to 200"),
-        ("adaptation.gradient_checkpointing", False, "true or false"),
-        ("sequence_parallel.rollout", 1, "integer 1 to 64 or auto"),
-        ("runtime.lease_s", 300.0, "number 1 to 2,678,400"),
-        ("checkpoint.every", 1, "integer at least 1"),
-        ("prompts.train", "builtin:glyphs-train", "text"),
-    ],
-)
-def test_an_entry_says_default_and_bounds(name: str, default: Any, bounds: str):
-    [entry] = list_settings(name)
-    assert (entry.name, entry.default, entry.bounds) == (name, default, bounds)
-
-
-def test_a_section_has_its_settings_alone():
-    assert [entry.name for entry in list_settings("prompts")] == ["prompts.train", "prompts.evaluate"]
-    assert list_settings("prompt") == []

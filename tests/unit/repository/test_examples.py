@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,22 +60,10 @@ def test_the_algorithm_ends_with_the_weights_of_a_run():
     assert weights_digest(state) == expected.digest
 
 
-class Brightness:
-    """Scores without a text reader: how bright an image is."""
-
-    name = "brightness"
-
-    def check(self, prompt: object) -> None:
-        """Any prompt will do."""
-
-    def score(self, image_HWC: np.ndarray, prompt: object) -> Score:
-        """The mean of all pixels."""
-        return Score(float(image_HWC.mean()) / 255, False, "")
-
-
-def test_exploration_keeps_the_seeds_whose_rewards_differ_most():
+def test_exploration_keeps_the_seeds_whose_rewards_differ_most(monkeypatch: pytest.MonkeyPatch):
     example = algorithm.Algorithm(load_config("smoke", [], {}), drafts=8)
-    example.scorer = Brightness()
+    bright = lambda image, _: Score(float(image.mean()) / 255, False, "")  # noqa: E731
+    monkeypatch.setattr(example, "scorer", SimpleNamespace(score=bright))
     plan = example.explore(1)
     assert len(plan) == 4
     for prompt, kept in plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from storage import environment
 from storage.ledger.ledger import Entry, Ledger, Spent
 from storage.ledger.modelled import is_modelled
-from ui.charts.cost import bill_by_phase, no_saving, on_demand_cost
+from ui.charts.cost import market_bars, on_demand_cost
 from ui.data.devices import bill_entries
 from ui.pages.convergence.charts import mean_over_seeds
 from ui.pages.runs.data import shared_target, time_to_score
@@ -29,7 +30,7 @@ def test_spot_seconds_at_the_reserved_price():
         Entry("iteration", "spot", "rollout", Spent(5400.0, 3.0)),
         Entry("discarded", "spot", "lost", Spent(1800.0, 1.0)),
     ]
-    found = on_demand_cost(ledger(RESERVED, *spot))
+    found = on_demand_cost(ledger(RESERVED, *spot), modelled=False)
     assert found is not None
     assert found.reserved_usd_per_hour == pytest.approx(10.0)
     assert found.paid_usd == pytest.approx(14.0)
@@ -50,21 +51,29 @@ def test_spot_seconds_at_the_reserved_price():
     ],
 )
 def test_nothing_to_compare_with(entries: tuple[Entry, ...]):
-    assert on_demand_cost(ledger(*entries)) is None
+    assert on_demand_cost(ledger(*entries), modelled=False) is None
 
 
-def test_the_bill_by_phase_sums_to_the_bill():
-    book = ledger(
-        RESERVED,
-        Entry("iteration", "reserved", "idle", Spent(360.0, 1.0)),
-        Entry("evaluation", "reserved", "rollout", Spent(720.0, 2.0)),
+def test_the_bars_sum_to_the_bill_the_dearest_on_top_or_in_a_given_order():
+    bill = bill_entries(
+        ledger(
+            RESERVED,
+            Entry("iteration", "reserved", "idle", Spent(360.0, 1.0)),
+            Entry("evaluation", "reserved", "rollout", Spent(720.0, 2.0)),
+            Entry("evaluation", "spot", "rollout", Spent(90.0, 0.5)),
+        )
     )
-    frame = bill_by_phase(book)
-    assert frame.to_dict("records") == [
-        {"phase": "iteration", "market": "reserved", "device_s": 3960.0, "usd": 11.0},
-        {"phase": "evaluation", "market": "reserved", "device_s": 720.0, "usd": 2.0},
-    ]
-    assert sum(bill_entries(book)["usd"]) == 13.0
+    assert sum(bill["usd"]) == 13.5
+    bars: Any = market_bars(bill, "state", "", modelled=False).data
+    reserved, spot = bars
+    assert list(reserved.y) == ["idle", "rollout", "train"], "the last is on top"
+    assert (list(reserved.x), list(spot.x)) == ([1.0, 2.0, 10.0], [0.0, 0.5, 0.0])
+    names = {"iteration": "iterations", "evaluation": "evaluations"}
+    bars = market_bars(bill, "phase", "", False, names).data
+    reserved, spot = bars
+    assert list(reserved.y) == ["evaluations", "iterations"]
+    assert (list(reserved.x), list(reserved.customdata)) == ([2.0, 11.0], [720.0, 3960.0])
+    assert list(spot.x) == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -98,30 +107,20 @@ def worked_ledger(worked_s: float, idle_s: float, spot_usd_per_s: float = 0.001)
     return Ledger(entries, (), (), (), True, 0, 0)
 
 
-def why_not(of: Ledger, modelled: bool) -> str:
-    compared = on_demand_cost(of)
-    assert compared is not None
-    return no_saving(of, compared, modelled)
-
-
-def test_a_saving_is_what_reserved_devices_would_have_cost_more():
-    compared = on_demand_cost(worked_ledger(60, 40))
-    assert compared is not None
-    assert compared.saved_usd == pytest.approx(100 * (0.003 - 0.001))
-    assert why_not(worked_ledger(60, 40), modelled=False) == ""
-
-
-def test_spot_devices_that_idle_more_than_they_work_save_nothing():
-    found = why_not(worked_ledger(40, 60), modelled=False)
-    assert found == "Spot devices idled 60.0 s and worked 40.0 s."
-
-
-def test_modelled_dollars_save_nothing():
-    assert "No device was rented" in why_not(worked_ledger(60, 40), modelled=True)
-
-
-def test_spot_devices_at_the_reserved_price_save_nothing():
-    assert "as much as reserved" in why_not(worked_ledger(60, 40, 0.003), modelled=False)
+@pytest.mark.parametrize(
+    ("book", "modelled", "why_not"),
+    [
+        (worked_ledger(60, 40), False, ""),
+        (worked_ledger(40, 60), False, "Spot devices idled 60.0 s and worked 40.0 s."),
+        (worked_ledger(60, 40), True, "No device was rented: processes of one machine stood for them."),
+        (worked_ledger(60, 40, 0.003), False, "The spot devices cost as much as reserved ones."),
+    ],
+)
+def test_a_saving_is_what_reserved_devices_would_have_cost_more(book: Ledger, modelled: bool, why_not: str):
+    compared = on_demand_cost(book, modelled)
+    assert compared is not None and compared.no_saving == why_not
+    if not why_not:
+        assert compared.saved_usd == pytest.approx(100 * (0.003 - 0.001))
 
 
 def test_gpus_of_amd_are_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

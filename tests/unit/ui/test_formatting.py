@@ -30,7 +30,7 @@ from ui.elements.formatting import (
     usd,
 )
 from ui.elements.image_grid import course_html, evaluation_html, gallery_html, large_html
-from ui.elements.widgets import as_csv, as_parquet
+from ui.elements.widgets import as_file
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,9 @@ def test_no_text_of_others_becomes_a_link_a_picture_or_a_tag(text: str):
 FRAME = pd.DataFrame({"prompt": ['a "sign", red', "<b>ü</b>"], "score": [0.25, None], "png": [b"x", b"y"]})
 
 
-def test_csv_comes_back_as_it_was_without_pictures():
-    back = pd.read_csv(io.BytesIO(as_csv(FRAME)))
-    pd.testing.assert_frame_equal(back, FRAME.drop(columns="png"), check_dtype=False)
-
-
-def test_parquet_comes_back_as_it_was_without_pictures():
-    back = pd.read_parquet(io.BytesIO(as_parquet(FRAME)))
+@pytest.mark.parametrize(("form", "read"), [("CSV", pd.read_csv), ("Parquet", pd.read_parquet)])
+def test_a_file_comes_back_as_it_was_without_pictures(form: str, read):
+    back = read(io.BytesIO(as_file(FRAME, form)))
     pd.testing.assert_frame_equal(back, FRAME.drop(columns="png"), check_dtype=False)
 
 

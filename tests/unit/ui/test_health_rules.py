@@ -43,7 +43,7 @@ def view(
             {"iteration": range(0, 10 * len(scores), 10), "score": scores, "elapsed_s": 0.0}
         )
     cost = pd.DataFrame({"iteration": [9], "reserved_usd": [3.0], "spot_usd": [1.0]})
-    return RunView(row, "finished", held_out, frame, cost, EMPTY, EMPTY, change)
+    return RunView(row, "finished", held_out, frame, cost, EMPTY, change)
 
 
 def ledger(*spent: tuple[str, str, float], samples: int = 0, losses: tuple[Loss, ...] = ()) -> Ledger:
@@ -269,7 +269,7 @@ def test_stale_ranks(spearman: float, level: str):
 def test_no_rule_fails_where_the_settings_are_of_another_version():
     run = view({"groups": [16.0], "groups_dropped": [16.0], "clip_share": [1.0], "ratio_deviation": [1.0]})
     row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, {"gone": 1}, {}, {}, None, None)
-    other = RunView(row, "finished", run.scores, run.metrics, run.cost, EMPTY, EMPTY, None)
+    other = RunView(row, "finished", run.scores, run.metrics, run.cost, EMPTY, None)
     book = ledger(("spot", "idle", 60.0), ("spot", "explore", 40.0), ("reserved", "idle", 10.0))
     levels = by_level([found(rule, other, book) for rule in rules.RULES])
     assert "problem" in levels

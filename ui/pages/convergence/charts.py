@@ -47,12 +47,7 @@ def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
     """Return the mean over runs at each iteration that all of them evaluated, and its 95 % interval.
 
     The interval is Student's, so with two runs it is wide; it is cut at 0 and 1, where scores end.
-
-    Args:
-        courses: frame from `comparisons.score_courses`, of runs with different seeds.
-
-    Returns:
-        Columns iteration, mean, low, high, seeds; empty if fewer than two runs share an iteration.
+    Columns iteration, mean, low, high, seeds; empty if fewer than two runs share an iteration.
     """
     runs = len(set(courses["run_id"].tolist()))
     rows = []
@@ -185,11 +180,7 @@ def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:
 
 
 def quality_table(verdict: QualityVerdict) -> pd.DataFrame:
-    """Return each figure before training and now, with the interval of the difference.
-
-    Columns: figure, before, now, difference, its bounds (95 %; NaN with too few prompts), worse (`yes` or
-    empty).
-    """
+    """Return each figure before training and now, and the change with its bounds (NaN: too few prompts)."""
     worse = {change.name for change in verdict.worse}
     rows = [
         (
@@ -204,12 +195,7 @@ def quality_table(verdict: QualityVerdict) -> pd.DataFrame:
 
 
 def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
-    """Return an exponential moving average without initial bias; gaps stay gaps.
-
-    Args:
-        values: values in order; NaN for gaps.
-        weight: weight of the past, between 0 and 1, exclusive.
-    """
+    """Return a moving average without initial bias, exponential by a weight in (0, 1); gaps stay gaps."""
     course = pd.Series(values, dtype=float)
     return course.ewm(alpha=1 - weight, ignore_na=True).mean().where(course.notna()).to_numpy()
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
 from storage.home import Home
 from storage.record.queries.images import images_before_after
 from storage.record.run_store import RunStore
-from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
+from ui.charts.layout import AXES, Measure
 from ui.data.images import QualityView, read_quality, sources_of
-from ui.data.run import RunView, gives_verdict, load, metric_names, with_verdicts
+from ui.data.run import RunView, load, metric_names, with_verdicts
 from ui.elements.formatting import moment, plain_markdown
 from ui.elements.image_grid import gallery_html
 from ui.elements.run_page import show_page
-from ui.elements.widgets import offer_downloads, show_frame
+from ui.elements.widgets import PLOT_SETTINGS, offer_downloads, show_frame, show_in_pairs
 from ui.pages.convergence import charts
 from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 
@@ -40,11 +38,12 @@ def _show_convergence(home: Path, view: RunView) -> None:
         if images["iteration_before"].iloc[0] == images["iteration_after"].iloc[0]:
             note = "The untouched model's images; the next evaluation puts the trained one's beside them."
             st.caption(note)
-        st.html(gallery_html(with_verdicts(images, gives_verdict(view)), sources_of(view, images)))
+        st.html(gallery_html(with_verdicts(images, view.gives_verdict), sources_of(view, images)))
     _show_quality(view, quality)
     st.subheader("Is training healthy?")
     show_health(view)
-    _show_in_pairs(charts.learning_charts(view), "learning")
+    with st.container(key="pairs-learning"):  # a name for `narrow.css`
+        show_in_pairs(charts.learning_charts(view), "learning")
     _show_metrics(view)
     _show_particulars(view)
     offer_downloads(
@@ -59,7 +58,7 @@ def _show_convergence(home: Path, view: RunView) -> None:
 def _show_scores(view: RunView, quality: QualityView) -> Measure:
     st.subheader("Score")
     row, measure = st.container(horizontal=True), "Graded score"
-    if gives_verdict(view):
+    if view.gives_verdict:
         measure = row.segmented_control(
             "Measure", list(_MEASURES), default=measure, key="measure", label_visibility="collapsed"
         )
@@ -96,22 +95,16 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
 
 
 def _show_quality(view: RunView, quality: QualityView) -> None:
-    """Show the qualities that no reward measures, and the reward part by part."""
     if not quality.figures:
         return
     st.subheader("Image quality")
-    _show_in_pairs(charts.quality_charts(quality), "quality")
+    with st.container(key="pairs-quality"):
+        show_in_pairs(charts.quality_charts(quality), "quality")
     if quality.verdict is not None:
         show_frame(charts.quality_table(quality.verdict), "%.4f")
     st.caption("Held-out images against the untouched model's of the same prompts and seeds.")
-    _show_in_pairs(charts.part_charts(view, quality), "part")
-
-
-def _show_in_pairs(figures: Sequence[go.Figure], key: str) -> None:
-    with st.container(key=f"pairs-{key}"):  # a name for `narrow.css`
-        columns = [column for _ in figures[::2] for column in st.columns(2)]
-    for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
-        column.plotly_chart(figure, key=f"{key}-{number}", config=PLOT_SETTINGS)
+    with st.container(key="pairs-part"):
+        show_in_pairs(charts.part_charts(view, quality), "part")
 
 
 def _show_particulars(view: RunView) -> None:
@@ -130,9 +123,8 @@ def _show_particulars(view: RunView) -> None:
 
 
 def _show_metrics(view: RunView) -> None:
-    """Let a person choose metrics, and draw each of them."""
     st.subheader("Metrics")
-    names = metric_names(view.metrics, gives_verdict(view))
+    names = metric_names(view.metrics, view.gives_verdict)
     if not names:
         st.caption("Metrics appear with the first iteration.")
         return
@@ -143,10 +135,8 @@ def _show_metrics(view: RunView) -> None:
         help="Weight of the past in an exponential moving average; 0 draws the figures as they are.",
     )  # fmt: skip
     over = row.segmented_control("Along", list(AXES), default="Iterations", key="metrics_axis")
-    columns = [column for _ in chosen[::2] for column in st.columns(2)]
-    for column, name in zip(columns, chosen, strict=False):
-        figure = charts.metric_chart(view, name, smoothing, AXES[over or "Iterations"])
-        column.plotly_chart(figure, key=f"metric-{name}", config=PLOT_SETTINGS)
+    axis = AXES[over or "Iterations"]
+    show_in_pairs([charts.metric_chart(view, name, smoothing, axis) for name in chosen], "metric")
 
 
 show_page(_show_convergence)

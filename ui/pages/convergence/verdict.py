@@ -2,69 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from storage.record.results import too_short
-from ui.data.run import RunView, gives_verdict
+from ui.data.run import RunView
 from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
 from ui.elements.widgets import TILE_PX, show_tiles
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on whether the run is getting better.
+def verdict(view: RunView) -> tuple[Literal["better", "worse", "even", "waiting"], str]:
+    """Return whether the run is getting better, and a sentence on it; `**` marks bold text.
 
-    Attributes:
-        kind: clearly better, clearly worse, or neither (yet).
-        text: a sentence with its figures; `**` marks bold text.
+    The sentence says by how much, after how long and at what cost.
     """
-
-    kind: Literal["better", "worse", "even", "waiting"]
-    text: str
-
-
-def verdict(view: RunView) -> Verdict:
-    """Return the verdict: better, worse or not clear yet, by how much, after how long, at what cost."""
-    if view.scores.empty:
-        return Verdict(
-            "waiting", "The model is scored before training begins; its first figures appear here."
-        )
-    if view.change is None:
-        before = view.scores["score"].iloc[-1]
-        return Verdict(
-            "waiting",
-            f"**Score before training: {before:.2f}.** The next evaluation tells whether training helps.",
-        )
     change = view.change
-    figures = f"score {change.before:.2f} → {change.after:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
-    base = (
-        f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations and "
+    if view.scores.empty:
+        return "waiting", "The model is scored before training begins; its first figures appear here."
+    if change is None:
+        before = view.scores["score"].iloc[-1]
+        tells = "The next evaluation tells whether training helps."
+        return "waiting", f"**Score before training: {before:.2f}.** {tells}"
+    iterations = int(view.scores["iteration"].iloc[-1])
+    if short := too_short(iterations):
+        kind, found = "waiting", short.capitalize()
+    elif not change.is_clear:
+        kind, found = "even", "No clear change yet"
+    else:
+        kind, found = ("better", "Better") if change.mean > 0 else ("worse", "Worse")
+    return kind, (
+        f"**{found}: score {change.before:.2f} → {change.after:.2f} "
+        f"({change.mean:+.2f} ± {change.margin:.2f})**, "
+        f"{change.images} held-out images, after {iterations} iterations and "
         f"{duration(view.scores['elapsed_s'].iloc[-1])}; {money(view.paid_usd, view.is_modelled)} so far."
     )
-    if short := too_short(int(view.scores["iteration"].iloc[-1])):
-        return Verdict("waiting", f"**{short.capitalize()}: {figures}**, {base}")
-    if not change.is_clear:
-        return Verdict("even", f"**No clear change yet: {figures}**, {base}")
-    if change.mean > 0:
-        return Verdict("better", f"**Better: {figures}**, {base}")
-    return Verdict("worse", f"**Worse: {figures}**, {base}")
 
 
 def show_verdict(view: RunView) -> None:
     """Show the sentence in a box of its colour."""
-    boxes = {
-        "better": (st.success, ":material/trending_up:"),
-        "worse": (st.error, ":material/trending_down:"),
-        "even": (st.info, ":material/drag_handle:"),
-        "waiting": (st.info, ":material/hourglass:"),
-    }
-    found = verdict(view)
-    box, icon = boxes[found.kind]
-    box(markdown_text(found.text), icon=icon)
+    kind, text = verdict(view)
+    box, icon = {
+        "better": (st.success, "trending_up"), "worse": (st.error, "trending_down"),
+        "even": (st.info, "drag_handle"), "waiting": (st.info, "hourglass"),
+    }[kind]  # fmt: skip
+    box(markdown_text(text), icon=f":material/{icon}:")
 
 
 def show_figures(view: RunView) -> None:
@@ -74,10 +58,9 @@ def show_figures(view: RunView) -> None:
     total_usd = view.paid_usd
     spot_s, reserved_s = view.paid("spot_device_s"), view.paid("reserved_device_s")
     row = st.container(horizontal=True)
-    with row:
-        _show_measure(view, "score", "Score now")
-        if gives_verdict(view):
-            _show_measure(view, "exact", "Exact match now")
+    _show_measure(row, view, "score", "Score now")
+    if view.gives_verdict:
+        _show_measure(row, view, "exact", "Exact match now")
     show_tiles(
         ("Iterations", f"{done} of {planned}" if planned else str(done),
          percent(done / planned) if planned else None),
@@ -93,14 +76,14 @@ def show_figures(view: RunView) -> None:
     )  # fmt: skip
 
 
-def _show_measure(view: RunView, name: str, title: str) -> None:
+def _show_measure(row: DeltaGenerator, view: RunView, name: str, title: str) -> None:
     values = view.scores[name]
     if values.empty:
-        st.metric(title, "-", border=True, width=TILE_PX, height="stretch")
+        show_tiles((title, "-", None), row=row)
         return
     now, before = float(values.iloc[-1]), float(values.iloc[0])
     as_text = percent if name == "exact" else "{:.3f}".format
-    st.metric(
+    row.metric(
         title, as_text(now),
         f"{now - before:+.3f} from {before:.3f}" if name == "score"
         else f"{100 * (now - before):+.0f} from {percent(before)}",

@@ -8,12 +8,11 @@ import streamlit as st
 
 from storage.ledger.ledger import Ledger, Spent, read_ledger
 from ui.charts import cost
-from ui.charts.layout import PLOT_SETTINGS
 from ui.data.devices import bill_entries
 from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text, money, percent, short_duration, usd
 from ui.elements.run_page import show_page
-from ui.elements.widgets import Tile, offer_downloads, show_tiles
+from ui.elements.widgets import Tile, offer_downloads, show_in_pairs, show_tiles
 
 
 def _show_cost(home: Path, view: RunView) -> None:
@@ -21,16 +20,12 @@ def _show_cost(home: Path, view: RunView) -> None:
     if not ledger.entries:
         st.info("Costs appear with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    compared = cost.on_demand_cost(ledger)
+    compared = cost.on_demand_cost(ledger, view.is_modelled)
     _show_verdict(ledger, compared, view.is_modelled)
     _show_tiles(view, ledger, compared)
-    places = [*st.columns(2), *st.columns(2)]
-    for number, (place, chart) in enumerate(zip(places, cost.bill_charts(view, ledger), strict=False)):
-        place.plotly_chart(chart, key=f"cost-{number}", config=PLOT_SETTINGS)
+    cells = show_in_pairs(cost.bill_charts(view, ledger), "cost")
     if compared is None:
-        places[-1].caption(
-            "Without spot time, or without a reserved price, there is nothing to compare with."
-        )
+        cells[-1].caption("Without spot time, or without a reserved price, there is nothing to compare with.")
     else:
         st.caption(cost.ASSUMPTION)
     st.caption(
@@ -55,8 +50,8 @@ def _show_verdict(ledger: Ledger, compared: cost.OnDemandCost | None, modelled: 
         f"{money(compared.paid_usd, modelled)} so far; with every device at the reserved price of "
         f"{usd(compared.reserved_usd_per_hour)} an hour it would be {on_demand}."
     )
-    if why_not := cost.no_saving(ledger, compared, modelled):
-        st.info(markdown_text(f"**No saving. {why_not}** {text}"), icon=":material/money_off:")
+    if compared.no_saving:
+        st.info(markdown_text(f"**No saving. {compared.no_saving}** {text}"), icon=":material/money_off:")
     else:
         share = percent(compared.saved_usd / compared.on_demand_usd)
         text = f"**Spot devices saved {usd(compared.saved_usd)} ({share}).** {text}"
@@ -80,9 +75,8 @@ def _show_tiles(view: RunView, ledger: Ledger, compared: cost.OnDemandCost | Non
     tiles.append(("Discarded work", usd(lost.usd), short_duration(lost.device_s)))
     if ledger.judge_usd:
         tiles.append(("Judge (beside the bill)", usd(ledger.judge_usd), "by usd_per_image"))
-    claimed = compared is not None and not cost.no_saving(ledger, compared, view.is_modelled)
     value = "-" if compared is None else usd(compared.on_demand_usd)
-    more = f"{usd(compared.saved_usd)} more" if compared is not None and claimed else None
+    more = f"{usd(compared.saved_usd)} more" if compared is not None and not compared.no_saving else None
     show_tiles(*tiles, ("On demand only", value, more))
 
 

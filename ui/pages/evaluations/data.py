@@ -49,11 +49,9 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[int, int], bytes]:
-    """Return the kept images, missing and invalid ones left out, as PNG, or clips as WebP, scaled down.
+    """Return the kept images of a folder in GenEval's layout, as PNG, or clips as WebP, scaled down.
 
-    Args:
-        folder: folder of the images, in GenEval's layout.
-        keys: prompt_id and seed_index of each.
+    The keys are prompt_id and seed_index; missing and invalid images are left out.
     """
     found = {}
     for prompt_id, seed_index in keys:
@@ -87,11 +85,7 @@ def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
 
 
 def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
-    """Return a table with a row per tag and the overall rows.
-
-    Args:
-        figures: figures from `storage.evaluations.figures`, of scores or of differences.
-    """
+    """Return figures of `storage.evaluations.figures`, of scores or differences, by tag and overall."""
     rows = by_tag_and_overall(figures)
     columns: dict[str, list[Any]] = {"tag": list(rows), "prompts": [row["prompts"] for row in rows.values()]}
     for name in ("score", "exact"):
@@ -111,11 +105,7 @@ def quality_rows(means: Mapping[str, float]) -> pd.DataFrame:
 
 
 def quality_difference_rows(changes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the changes in the look of images: figure, before, after, and the difference with its interval.
-
-    Args:
-        changes: results of `storage.evaluations.pairs.difference_of`, by figure.
-    """
+    """Return the changes in the look of images, results of `evaluations.pairs.difference_of` by figure."""
     rows = [
         (QUALITY[name].title, change["before"], change["after"], change["after"] - change["before"],
          *(change["interval"] or (math.nan, math.nan)))

@@ -10,12 +10,12 @@ from urllib.parse import quote
 import pandas as pd
 import streamlit as st
 
-from storage.errors import SpotlightError, StorageError
+from storage.errors import SpotlightError
 from storage.evaluations.separate import SeparateEvaluation
 from storage.home import Home
 from ui.elements.formatting import duration, moment, percent, plain_markdown
 from ui.elements.image_grid import evaluation_html
-from ui.elements.run_page import show_error
+from ui.elements.run_page import errors_shown
 from ui.elements.widgets import offer_downloads, show_frame
 from ui.pages.evaluations import data
 
@@ -24,20 +24,18 @@ _AT_ONCE = 24  # pictures
 _IMAGE_COLUMNS = ["prompt_id", "prompt", "tag", "seed_index", "score", "exact", "detail", "error"]
 
 
+@errors_shown()
 def _show() -> None:
     st.header("Evaluations", anchor=False)
     home = Home.from_environment().path
-    try:
-        rows = data.load_evaluations(home)
-        if not rows:
-            st.info("No evaluations yet.", icon=":material/grading:")
-            st.markdown("Score a run's newest checkpoint, or an untouched model, on its held-out prompts:")
-            st.code("spotlight evaluate RUN\nspotlight evaluate --preset glyphs", language="bash")
-            return
+    rows = data.load_evaluations(home)
+    if rows:
         _show_table(rows)
         _show_one(home, rows)
-    except StorageError as error:
-        show_error(error)
+        return
+    st.info("No evaluations yet.", icon=":material/grading:")
+    st.markdown("Score a run's newest checkpoint, or an untouched model, on its held-out prompts:")
+    st.code("spotlight evaluate RUN\nspotlight evaluate --preset glyphs", language="bash")
 
 
 def _of(row: SeparateEvaluation) -> str:
@@ -108,7 +106,6 @@ def _show_one(home: Path, rows: Sequence[SeparateEvaluation]) -> None:
 
 
 def _show_pictures(folder: str, iteration: int, images: pd.DataFrame) -> None:
-    """Show the first of the kept images, each with its prompt and its score."""
     keys = [*zip(images["prompt_id"].tolist(), images["seed_index"].tolist(), strict=True)]
     first = images.head(_AT_ONCE)
     found = data.load_pictures(folder, tuple(keys[:_AT_ONCE]))

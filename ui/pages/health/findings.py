@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -15,10 +15,7 @@ from ui.data.run import RunView
 from ui.elements.formatting import money
 
 Level = Literal["problem", "warning", "passed", "unknown"]
-"""Wrong; possibly wrong; fine; not measured by the run (yet)."""
-
-LEVELS: tuple[Level, ...] = ("problem", "warning", "passed", "unknown")
-"""The levels, most serious first."""
+"""Wrong; possibly wrong; fine; not measured by the run (yet). The most serious comes first."""
 
 RECENT = 20
 """The number of iterations that a rule looks back on."""
@@ -26,14 +23,7 @@ RECENT = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one rule.
-
-    Attributes:
-        level: how serious it is.
-        title: subject of the rule.
-        text: finding in words, with figures.
-        advice: change to make; empty for a check that passed.
-    """
+    """The result of one rule: its level, its subject, what it found, and advice unless it passed."""
 
     level: Level
     title: str
@@ -92,8 +82,6 @@ def judged(is_fine: bool, text: str, advice: str, level: Level = "warning") -> J
     """Return a judgement that passed, or one with advice.
 
     Args:
-        is_fine: True if it passed.
-        text, advice: as in `Finding`.
         level: level of one that did not pass.
     """
     return ("passed", text) if is_fine else (level, text, advice)
@@ -101,7 +89,9 @@ def judged(is_fine: bool, text: str, advice: str, level: Level = "warning") -> J
 
 def by_level(findings: list[Finding]) -> dict[Level, list[Finding]]:
     """Return the findings by level, the most serious level first, without empty levels."""
-    found: dict[Level, list[Finding]] = {
-        level: [finding for finding in findings if finding.level == level] for level in LEVELS
+    levels: tuple[Level, ...] = get_args(Level)
+    return {
+        level: listed
+        for level in levels
+        if (listed := [finding for finding in findings if finding.level == level])
     }
-    return {level: listed for level, listed in found.items() if listed}

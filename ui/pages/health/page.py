@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -15,17 +13,8 @@ from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text
 from ui.elements.run_page import show_page
 from ui.elements.widgets import offer_downloads
-from ui.pages.health.findings import Evidence, Finding, Level, by_level
+from ui.pages.health.findings import Evidence, by_level
 from ui.pages.health.rules import findings_of
-
-_BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
-    "problem": (st.error, ":material/report:"),
-    "warning": (st.warning, ":material/visibility:"),
-}
-_LISTS: dict[Level, tuple[str, str]] = {
-    "passed": ("Passed", ":material/check_circle:"),
-    "unknown": ("Not measured", ":material/do_not_disturb_on:"),
-}
 
 
 def _show_health(home: Path, view: RunView) -> None:
@@ -35,22 +24,24 @@ def _show_health(home: Path, view: RunView) -> None:
     quality = load(read_quality, home, view, until=view.newest.evaluation_at)
     findings = findings_of(Evidence(view, load(read_ledger, home, view), quality))
     levels = by_level(findings)
-    _show_verdict(levels, len(findings))
-    for level, (box, icon) in _BOXES.items():
-        for finding in levels.get(level, []):
-            box(markdown_text(f"**{finding.title}.** {finding.text} {finding.advice}".strip()), icon=icon)
-    for level, (heading, icon) in _LISTS.items():
+    serious = {level: levels.get(level, []) for level in ("problem", "warning")}
+    _show_verdict({level: len(listed) for level, listed in serious.items()}, len(findings))
+    for level, box, icon in (("problem", st.error, "report"), ("warning", st.warning, "visibility")):
+        for finding in serious[level]:
+            text = f"**{finding.title}.** {finding.text} {finding.advice}".strip()
+            box(markdown_text(text), icon=f":material/{icon}:")
+    lists = (("passed", "Passed", "check_circle"), ("unknown", "Not measured", "do_not_disturb_on"))
+    for level, heading, icon in lists:
         if level in levels:
             st.subheader(heading)
-            lines = [f"{icon} **{finding.title}.** {finding.text}" for finding in levels[level]]
+            lines = [f":material/{icon}: **{found.title}.** {found.text}" for found in levels[level]]
             st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
     rows = [(found.level, found.title, found.text, found.advice) for found in findings]
     table = pd.DataFrame(rows, columns=["level", "rule", "found", "advice"])
     offer_downloads(view.row.run_id, {"findings": table})
 
 
-def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
-    counts = {"problem": len(levels.get("problem", [])), "warning": len(levels.get("warning", []))}
+def _show_verdict(counts: dict[str, int], rules: int) -> None:
     others = rules - sum(counts.values())
     if others == rules:
         st.success(f"**No problems**, by {rules} checks.", icon=":material/check_circle:")

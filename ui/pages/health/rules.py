@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from storage.environment import clips_ratio
+from storage.environment import BEFORE_ROLLOUT, DRAFTS_ARE_MADE, clips_ratio
 from storage.ledger.ledger import MOST_UNACCOUNTED
 from storage.record.results import too_short
-from ui.data.run import IDLE_SPOT_ADVICE, drafts_before_rollout, drafts_while_training, explores, rank_limit
+from ui.data.run import IDLE_SPOT_ADVICE
 from ui.elements.formatting import figure, fine_percent, percent, short_duration
 from ui.pages.health.findings import RECENT, Evidence, Finding, Judgement, Rule, judged, rule
 
@@ -78,7 +78,7 @@ def zero_variance(evidence: Evidence) -> Judgement:
             f"The mean reward is {mean:.2f}: the prompts are too hard; add easier ones, or learn from a "
             "graded score (`reward.signal=graded`)."
         )
-    elif explores(evidence.view) is False:
+    elif evidence.view.explores is False:
         advice = (
             "Exploration chooses seeds whose scores differ (`exploration.strategy=stale`), and an iteration "
             "then trains on more samples and takes longer: it saves time on some tasks and costs time on "
@@ -205,7 +205,7 @@ def stale_ranks(evidence: Evidence) -> Judgement:
     values = evidence.recent("spearman")
     if not values.size:
         return "unknown", "No iteration has compared the drafts' scores with newer ones."
-    limit, median = rank_limit(evidence.view), float(np.median(values))
+    limit, median = evidence.view.rank_limit, float(np.median(values))
     return judged(
         median >= limit,
         f"Rank correlation {median:.2f} over the last {len(values)} iterations; the limit is {limit:g}.",
@@ -226,13 +226,12 @@ def spot_idle(evidence: Evidence) -> Judgement:
     text = f"Spot idle {percent(idle)} of its paid time: {paid}"
     if idle <= _IDLE:
         return "passed", f"{text}."
-    if not drafts_while_training(evidence.view):
+    if not evidence.view.drafts_while_training:
         return "warning", f"{text}. Nothing is drafted while the reserved device trains.", IDLE_SPOT_ADVICE
     return "warning", f"{text}: the window is longer than exploration.", _more_drafts(evidence)
 
 
 def _more_drafts(evidence: Evidence) -> str:
-    """Return the setting, with a value, that fills the window."""
     idle_s = evidence.ledger.spent(market="spot", state="idle").device_s
     explore_s = evidence.ledger.spent(market="spot", state="explore").device_s
     if not explore_s:
@@ -272,7 +271,7 @@ def exploration_wait(evidence: Evidence) -> Judgement:
         return "unknown", "This run has not explored yet, or does not."
     wait_s, share = float(np.median(waits)), float(np.median(waits) / np.median(lasts))
     text = f"The rollout waits {short_duration(wait_s)} for its seeds, {percent(share)} of an iteration."
-    if drafts_before_rollout(evidence.view):
+    if BEFORE_ROLLOUT in evidence.view.row.environment.get(DRAFTS_ARE_MADE, ""):
         advice = "Fresh drafts are on the critical path; `exploration.strategy=stale` takes them off it."
     elif evidence.view.setting("exploration", "stop_with_training") is False:
         advice = "Lower `exploration.drafts`, or set `exploration.stop_with_training=true`."

@@ -9,8 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from storage.record.queries import images as image_queries
-from ui.data.images import read_pictured, sources_of
-from ui.data.run import RunView, gives_verdict, load, with_verdicts
+from ui.data.images import sources_of
+from ui.data.run import RunView, load, with_verdicts
 from ui.elements.image_grid import course_html, evaluation_html, large_html
 from ui.elements.run_page import show_page
 from ui.elements.widgets import offer_downloads
@@ -31,13 +31,6 @@ def _spread(values: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def _ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
-    """Return the images whose prompt contains the words, in the given order.
-
-    Args:
-        images: frame from `storage.record.queries.images.pictured_images`.
-        order: one of `_ORDERS`.
-        words: words to search for; empty for all images.
-    """
     text = words.strip().casefold()
     kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]
     gain = kept["score_latest"] - kept["score_first"]
@@ -47,7 +40,9 @@ def _ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
 
 
 def _show_images(home: Path, view: RunView) -> None:
-    images, evaluations = load(read_pictured, home, view, until=view.newest.evaluation_at)
+    until = view.newest.evaluation_at
+    images = load(image_queries.pictured_images, home, view, until=until)
+    evaluations = load(image_queries.pictured_evaluations, home, view, until=until)
     if not images.empty:
         _show_grid(home, view, images, evaluations)
         _show_evaluation(home, view, images, evaluations)
@@ -81,7 +76,6 @@ def _show_grid(home: Path, view: RunView, pictured: pd.DataFrame, evaluations: l
 
 
 def _keys(images: pd.DataFrame) -> tuple[tuple[int, int], ...]:
-    """Return prompt_id and seed_index of each."""
     return tuple(zip(images["prompt_id"].tolist(), images["seed_index"].tolist(), strict=True))
 
 
@@ -90,11 +84,10 @@ def _pictures(
 ) -> pd.DataFrame:
     until = view.newest.evaluation_at
     found = load(image_queries.pictures, home, view, iterations, keys, until=until)
-    return with_verdicts(found, gives_verdict(view))
+    return with_verdicts(found, view.gives_verdict)
 
 
 def _show_evaluation(home: Path, view: RunView, pictured: pd.DataFrame, evaluations: list[int]) -> None:
-    """Show all pictured prompts at one evaluation, which a slider chooses."""
     if len(evaluations) < 2:
         return
     st.subheader("At one evaluation")
@@ -105,7 +98,7 @@ def _show_evaluation(home: Path, view: RunView, pictured: pd.DataFrame, evaluati
     st.html(evaluation_html(images, sources_of(view, images)))
     judged = images.loc[images["error"].isna()]
     if not judged.empty:
-        exact = f", {int(judged['exact'].sum())} of them exact" if gives_verdict(view) else ""
+        exact = f", {int(judged['exact'].sum())} of them exact" if view.gives_verdict else ""
         st.caption(f"Mean score of these {len(judged)} images {judged['score'].mean():.3f}{exact}.")
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.errors import StorageError
 from storage.evaluations.reproductions import reproductions
 from storage.home import Home
 from storage.record.run_store import RunStore
 from ui.data.run import CACHE_S
 from ui.elements.formatting import duration, markdown_text, moment
-from ui.elements.run_page import show_error
+from ui.elements.run_page import errors_shown
 
 _WORDS = {
     "recorded": "reference recorded", "identical": "bit-identical", "within": "within the interval",
@@ -30,13 +29,10 @@ def _load(home: Path) -> pd.DataFrame:
         return reproductions(connection)
 
 
+@errors_shown()
 def _show() -> None:
     st.header("Reproducibility", anchor=False)
-    try:
-        rows = _load(Home.from_environment().path)
-    except StorageError as error:
-        show_error(error)
-        return
+    rows = _load(Home.from_environment().path)
     if rows.empty:
         st.info("No reproductions yet.", icon=":material/replay:")
         st.markdown("Reproduce a finished run, or schedule it every night:")

@@ -13,12 +13,12 @@ import pandas as pd
 import streamlit as st
 
 from storage.evaluations.strategies import in_words
-from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
+from ui.charts.layout import AXES, Measure
 from ui.data.run import metric_names, with_verdicts
 from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
 from ui.elements.image_grid import compared_html
 from ui.elements.palette import RUN_COLOURS
-from ui.elements.widgets import offer_downloads, show_frame, show_rows
+from ui.elements.widgets import PLOT_SETTINGS, offer_downloads, show_frame, show_rows
 from ui.pages.runs import data
 
 _AT_FIRST = 3  # runs that are compared before a choice
@@ -28,12 +28,7 @@ _COMPARED, _FIGURE = "compare", "figure"  # in the address, and in the session, 
 
 
 def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
-    """Let a person choose runs, and show them side by side.
-
-    Args:
-        table: frame from `load_table`, or rows of it.
-        filtered_by: chosen filters, as a key.
-    """
+    """Let a person choose of the rows of `load_table`; `filtered_by` is the key of the choice among them."""
     st.subheader("Compare")
     scored = table.loc[table["score_now"].notna(), "run_id"].tolist()
     if not scored and filtered_by:
@@ -59,8 +54,20 @@ def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
     compared = data.load_compared(home, tuple(chosen))
     _show_answer(compared.answer)
     reached = _show_courses(compared, rows)
-    _show_settings(table, chosen)
-    _show_pictures(home, rows)
+    if len(chosen) > 1:
+        st.subheader("Settings that differ")
+        differing = data.differing_settings(table, chosen)
+        if differing.empty:
+            st.caption("All settings of these runs are the same.")
+        else:
+            show_frame(differing)
+        st.subheader("Images side by side")
+        images = data.load_pictures(home, tuple(chosen), _PICTURED)
+        if images.empty:
+            st.caption("These runs have no picture of the same held-out prompt and seed.")
+        else:
+            st.html(compared_html(with_verdicts(images, any(rows["verdicts"]))))
+            st.caption("Held-out prompts at each run's latest evaluation with pictures, the same seeds.")
     listed = table.drop(columns=["config", "environment", "of"])
     offer_downloads("runs", {"runs": listed, "curves": compared.courses, "time to the score": reached})
 
@@ -82,7 +89,6 @@ def _choose_runs(table: pd.DataFrame, scored: Sequence[str], filtered_by: str) -
 
 
 def _show_answer(answer: dict[str, Any] | None) -> None:
-    """Show which strategy scores higher if the runs differ in nothing but their strategy and seed."""
     if answer is None:
         return
     sentences = [plain_markdown(sentence) for sentence in in_words(answer)]
@@ -96,7 +102,6 @@ def _show_answer(answer: dict[str, Any] | None) -> None:
 
 
 def _show_courses(compared: data.Compared, rows: pd.DataFrame) -> pd.DataFrame:
-    """Draw a figure of the runs and what they paid; return when each reached a score."""
     chosen, modelled = rows["run_id"].tolist(), set(rows.loc[rows["modelled"].astype(bool), "run_id"])
     verdicts = any(rows["verdicts"])
     names = [*list(_MEASURES)[: 1 + verdicts], *metric_names(compared.metrics, verdicts)]
@@ -116,29 +121,6 @@ def _show_courses(compared: data.Compared, rows: pd.DataFrame) -> pd.DataFrame:
         named = plain_markdown(", ".join(run_id for run_id in chosen if run_id in modelled))
         st.caption(f"{MODELLED_BADGE} No device was rented for {named}: dollars are time at set prices.")
     return _show_time_to_score(compared.courses, chosen, measure or "score", modelled)
-
-
-def _show_settings(table: pd.DataFrame, chosen: Sequence[str]) -> None:
-    if len(chosen) < 2:
-        return
-    st.subheader("Settings that differ")
-    found = data.differing_settings(table, chosen)
-    if found.empty:
-        st.caption("All settings of these runs are the same.")
-    else:
-        show_frame(found)
-
-
-def _show_pictures(home: Path, rows: pd.DataFrame) -> None:
-    if len(rows) < 2:
-        return
-    st.subheader("Images side by side")
-    images = data.load_pictures(home, tuple(rows["run_id"]), _PICTURED)
-    if images.empty:
-        st.caption("These runs have no picture of the same held-out prompt and seed.")
-        return
-    st.html(compared_html(with_verdicts(images, any(rows["verdicts"]))))
-    st.caption("Held-out prompts at each run's latest evaluation with pictures, the same seeds.")
 
 
 def _show_time_to_score(

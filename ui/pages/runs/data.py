@@ -102,10 +102,7 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the runs whose scores are comparable to the first one's, and the others.
-
-    Scores are comparable if the same reward judges models trained from the same base model.
-    """
+    """Return the runs whose scores compare with the first one's, by reward and base model, and the others."""
     scales = dict(zip(table["run_id"], table["scale"], strict=True))
     same = [run_id for run_id in chosen if scales[run_id] == scales[chosen[0]]]
     return same, [run_id for run_id in chosen if run_id not in same]
@@ -117,10 +114,8 @@ def matching(
     """Return the runs that match a search.
 
     Args:
-        words: words that must all be in the run's identifier, purpose, preset, reward, strategy, tags or
-            note.
+        words: words that must all be in a run's `_SEARCHED` columns, tags or note.
         chosen: values to keep, by column; all if empty.
-        archived: True to include archived runs.
     """
     kept = table if archived else table.loc[~table["archived"].astype(bool)]
     for column, values in chosen.items():
@@ -186,10 +181,7 @@ def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFr
 
 
 def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
-    """Return a score that every run has reached, so that all can be compared: the lowest of their best.
-
-    It is rounded down to hundredths, so that rounding does not put it out of reach.
-    """
+    """Return a score that every run has reached: the lowest of their best, rounded down to hundredths."""
     best: dict[str, float] = {}
     for run_id, value in zip(courses["run_id"].tolist(), courses[measure].tolist(), strict=True):
         best[run_id] = max(value, best.get(run_id, 0.0))
@@ -254,11 +246,7 @@ def comparison_chart(
 
 
 def paid_chart(table: pd.DataFrame) -> go.Figure:
-    """Return a chart of the cost of each run so far.
-
-    Args:
-        table: columns run_id, usd and modelled, in the order of the legend.
-    """
+    """Return a chart of the cost of each run so far, in the order of the legend."""
     names = [_named(run_id, own) for run_id, own in zip(table["run_id"], table["modelled"], strict=True)]
     figure = go.Figure()
     figure.add_bar(
@@ -270,5 +258,4 @@ def paid_chart(table: pd.DataFrame) -> go.Figure:
 
 
 def _named(run_id: str, modelled: bool) -> str:
-    """Return the name of a run in a legend or on an axis of dollars."""
     return f"{chart_text(run_id)} {MODELLED}" if modelled else chart_text(run_id)

@@ -29,11 +29,6 @@ _SCORES = ("score before", "score now", "best", "exact now")
 
 
 def _show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Show the search and the filters.
-
-    Returns:
-        The rows that they leave, and the chosen filters as text: a key for choices among these rows.
-    """
     row = st.container(horizontal=True, vertical_alignment="bottom")
     words = row.text_input(
         "Search", key="run_words", placeholder="identifier, tag, note", width=220, icon=":material/search:"
@@ -54,7 +49,6 @@ def _show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def _show_table(table: pd.DataFrame) -> None:
-    """Show the runs; a click on a run opens it."""
     if table.empty:
         st.caption("No run matches; empty the search and the filters, or switch on *Archived* and *Checks*.")
         return
@@ -85,7 +79,6 @@ def _show_table(table: pd.DataFrame) -> None:
 
 
 def _show_notes(home: Path, table: pd.DataFrame) -> None:
-    """Let a person tag, note and archive runs."""
     with st.expander("Tag, note or archive", icon=":material/sell:"):
         chosen = st.multiselect("Runs", table["run_id"].tolist(), key="noted", placeholder="Choose runs")
         if refused := st.session_state.pop(_REFUSED, None):

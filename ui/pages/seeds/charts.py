@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,15 +27,10 @@ _LARGEST_PX = 34
 _LABEL_LENGTH = 40
 _MAP_COLOURS = [[0.0, faded(DRAFT_COLOUR, 0.12)], [1.0, DRAFT_COLOUR]]
 
-ALERT_KINDS = ("staleness", "exploration")
-"""The kinds of events that the page shows above the figures."""
-
-DECISION_KIND = "strategy"
-"""The kind of event that reports a decision by measured times."""
-
 MOST_ITERATIONS = 60
 """The most iterations whose drafts a page reads; from longer runs it takes as many evenly spread ones."""
 
+_ALERT_KINDS = ("staleness", "exploration")
 _ALERTS = 20
 
 
@@ -44,9 +38,8 @@ class SeedsView(NamedTuple):
     """A run's frames; see storage/record/queries/seeds.py for their columns.
 
     Attributes:
-        pairs: stale against fresh scores (`pair_counts`) of all iterations.
-        iterations: iterations that were read for it.
-        decisions: the newest event of kind `DECISION_KIND`, if possible with a reason; empty without any.
+        pairs: stale against fresh scores (`pair_counts`) of `iterations`, those that were read for it.
+        decisions: the newest event of kind `strategy`, if possible with a reason; empty without any.
     """
 
     pairs: pd.DataFrame
@@ -60,21 +53,17 @@ class SeedsView(NamedTuple):
 def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
     """Return the page's data of one run, from an open connection."""
     pairs, iterations = read_pairs(connection, run_id, 0, None)
+    decisions = queries.events(connection, run_id, kinds=("strategy",))
+    repeated = enumerate(message.endswith(AS_RECORDED) for message in decisions["message"])
+    newest = next((place for place, lacks_reason in repeated if not lacks_reason), 0)
     return SeedsView(
         pairs=pairs,
         iterations=iterations,
         drafts=seed_queries.drafts_by_prompt(connection, run_id, iterations),
         prompts=seed_queries.pictured_prompts(connection, run_id),
-        alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
-        decisions=_decision(queries.events(connection, run_id, kinds=(DECISION_KIND,))),
+        alerts=queries.events(connection, run_id, _ALERTS, _ALERT_KINDS),
+        decisions=decisions.iloc[newest : newest + 1],
     )
-
-
-def _decision(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the newest event with a reason, which repeated decisions lack; without any, the newest."""
-    messages = enumerate(events["message"].tolist())
-    newest = next((place for place, message in messages if not message.endswith(AS_RECORDED)), 0)
-    return events.iloc[newest : newest + 1]
 
 
 def read_pairs(
@@ -86,33 +75,30 @@ def read_pairs(
 
 
 def pair_chart(pairs: pd.DataFrame) -> go.Figure:
-    """Chart each seed's score by the stale draft against its fresh one; circles grow with the seeds' number.
-
-    Args:
-        pairs: frame from `storage.record.queries.seeds.pair_counts`, with at least one row.
-    """
+    """Chart seeds' scores by stale drafts and fresh ones (`pair_counts`); circles grow with their number."""
     scores = [*pairs["stale"], *pairs["fresh"]]
     low, high = min(0.0, *scores), max(1.0, *scores)
+    counted: Any = pairs.assign(kept=pairs["kept"].astype(bool))
+    if len(pairs[["stale", "fresh"]].drop_duplicates()) > _POINTS:
+        counted[["stale", "fresh"]] = (counted[["stale", "fresh"]] / _GRID).round() * _GRID
+    counted = counted.groupby(["kept", "stale", "fresh"])[["seeds"]].sum().reset_index()
     figure = go.Figure()
-    counted = _counted(pairs)
-    largest = max(counted.values())
     # Scores are few different values: the two kinds would cover each other, so they stand side by side.
     shift = 0.012 * (high - low)
     for kept, name, colour, offset in (
         (True, "rolled out", SCORE_COLOUR, -shift),
         (False, "left out", SAMPLES_COLOUR, shift),
     ):
-        part = [(stale, fresh, seeds) for (which, stale, fresh), seeds in counted.items() if which == kept]
-        if not part:
+        part = counted.loc[counted["kept"] == kept]
+        if part.empty:
             continue
-        stale, fresh, seeds = (list(column) for column in zip(*part, strict=True))
         figure.add_scatter(
-            x=[score + offset for score in stale], y=fresh, name=name, mode="markers",
+            x=part["stale"] + offset, y=part["fresh"], name=name, mode="markers",
             marker={
-                "color": colour, "opacity": 0.75, "sizemode": "area", "sizemin": 2, "size": seeds,
-                "sizeref": 2 * largest / _LARGEST_PX**2, "line": {"width": 0},
+                "color": colour, "opacity": 0.75, "sizemode": "area", "sizemin": 2, "size": part["seeds"],
+                "sizeref": 2 * max(counted["seeds"]) / _LARGEST_PX**2, "line": {"width": 0},
             },
-            customdata=list(zip(stale, seeds, strict=True)),
+            customdata=part[["stale", "seeds"]].to_numpy(),
             hovertemplate="stale %{customdata[0]:.2f}, fresh %{y:.2f}: %{customdata[1]} seeds",
         )  # fmt: skip
     figure.add_scatter(
@@ -127,11 +113,7 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
 
 
 def rank_chart(view: RunView, least: float | None) -> go.Figure:
-    """Return a chart of how well stale drafts rank the seeds, over the iterations.
-
-    Args:
-        least: Spearman correlation below which the run raises its alarm, if it has one.
-    """
+    """Chart how well stale drafts rank the seeds, and the level `least` of the run's alarm."""
     figure = go.Figure()
     _add_course(figure, view, "kept_overlap", "kept overlap", DRAFT_COLOUR, 1.5)
     _add_course(figure, view, "kendall", "Kendall", SAMPLES_COLOUR, 1.5)
@@ -156,30 +138,24 @@ def spread_chart(view: RunView) -> go.Figure:
 
 
 def draft_map(drafts: pd.DataFrame, verdicts: bool = True) -> go.Figure | None:
-    """Chart drafts by prompt and iteration, the most drafted prompts on top; empty if one was not drafted.
+    """Chart `drafts_by_prompt` by iteration, the most drafted prompts on top; empty if one was not drafted.
 
-    Args:
-        drafts: frame from `storage.record.queries.seeds.drafts_by_prompt`.
-        verdicts: True if the reward may call a draft a success.
-
-    Returns:
-        The chart; None if nearly all of it would be empty, as in short runs over many prompts.
+    None if nearly all of it would be empty, as in short runs over many prompts.
     """
-    cells = {
-        (row["prompt_id"], row["iteration"]): row for row in drafts.to_dict("records") if row["drafts"] > 0
-    }
-    prompts = {prompt_id: row["prompt"] for (prompt_id, _), row in cells.items()}
-    totals: Counter[int] = Counter()
-    for (prompt_id, _), row in cells.items():
-        totals[prompt_id] += row["drafts"]
-    rows = [prompt_id for prompt_id, _ in totals.most_common(MAP_PROMPTS)]
-    iterations = _columns(sorted(set(drafts["iteration"].tolist())))
-    shown = sum(prompt_id in rows for prompt_id, _ in cells)
-    if shown < _LEAST_SHOWN * len(rows) * len(iterations):
+    drafted = drafts.loc[drafts["drafts"] > 0]
+    prompts = dict(zip(drafted["prompt_id"], drafted["prompt"], strict=True))
+    totals = drafted.groupby("prompt_id", sort=False)["drafts"].sum()
+    rows = totals.sort_values(ascending=False, kind="stable").index[:MAP_PROMPTS].tolist()
+    iterations = sorted(set(drafts["iteration"].tolist()))
+    every = range(iterations[0], iterations[-1] + 1)
+    if len(every) <= _COLUMNS:  # else only some of a long run were read
+        iterations = list(every)
+    if drafted["prompt_id"].isin(rows).sum() < _LEAST_SHOWN * len(rows) * len(iterations):
         return None
 
-    def table(column: str) -> list[list]:
-        return [[cells.get((row, i), {}).get(column) for i in iterations] for row in rows]
+    def table(column: str) -> np.ndarray:
+        by_prompt = drafted.pivot(index="prompt_id", columns="iteration", values=column)
+        return by_prompt.reindex(index=rows, columns=iterations).to_numpy(dtype=float)
 
     succeed = ", %{customdata:.0%} succeed" * verdicts
     figure = go.Figure(
@@ -198,28 +174,22 @@ def draft_map(drafts: pd.DataFrame, verdicts: bool = True) -> go.Figure | None:
     return figure.update_yaxes(
         showgrid=False, type="category", autorange="reversed",
         tickmode="array", tickvals=[str(row) for row in rows],
-        ticktext=[chart_text(_shortened(f"#{row} {prompts[row]}")) for row in rows],
+        ticktext=[chart_text(text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…")
+                  for text in (f"#{row} {prompts[row]}" for row in rows)],
     )  # fmt: skip
 
 
 def success_chart(drafts: pd.DataFrame) -> go.Figure:
-    """Chart each prompt's drafts per iteration against their success: the budget should go to the middle.
-
-    Args:
-        drafts: frame from `storage.record.queries.seeds.drafts_by_prompt`.
-    """
-    by_prompt: dict[int, list[dict]] = {}
-    for row in drafts.to_dict("records"):
-        if row["drafts"] > 0:
-            by_prompt.setdefault(row["prompt_id"], []).append(row)
-    seeds = [sum(row["seeds"] for row in rows) for rows in by_prompt.values()]
-    successes = [sum(row["success_share"] * row["seeds"] for row in rows) for rows in by_prompt.values()]
+    """Chart each prompt's drafts per iteration against their success: the budget should go to the middle."""
+    drafted = drafts.loc[drafts["drafts"] > 0]
+    seeds = drafted["seeds"].where(drafted["success_share"].notna(), 0)  # those that were scored
+    drafted = drafted.assign(seeds=seeds, successes=drafted["success_share"] * seeds, iterations=1)
+    by_prompt = drafted.groupby(["prompt_id", "prompt"], as_index=False).sum()
     figure = go.Figure()
     figure.add_scatter(
-        x=[part / whole for part, whole in zip(successes, seeds, strict=True)],
-        y=[sum(row["drafts"] for row in rows) / len(rows) for rows in by_prompt.values()],
+        x=by_prompt["successes"] / by_prompt["seeds"], y=by_prompt["drafts"] / by_prompt["iterations"],
         mode="markers", name="a prompt", marker={"color": SCORE_COLOUR, "size": 10, "opacity": 0.7},
-        customdata=[(chart_text(rows[0]["prompt"]), len(rows)) for rows in by_prompt.values()],
+        customdata=list(zip(map(chart_text, by_prompt["prompt"]), by_prompt["iterations"], strict=True)),
         hovertemplate="%{customdata[0]}<br>%{x:.0%} of its drafts succeed, %{y:.1f} drafts in each of "
         "%{customdata[1]} iterations<extra></extra>",
     )  # fmt: skip
@@ -232,31 +202,6 @@ def success_chart(drafts: pd.DataFrame) -> go.Figure:
 def _add_course(
     figure: go.Figure, view: RunView, name: str, title: str, colour: str, width: float, **more: str
 ) -> None:
-    """Add a metric's line, if any iteration has it."""
     values = view.metric(name)
     if np.isfinite(values).any():
         add_line(figure, view.metrics["iteration"], values, title, colour, width, connectgaps=True, **more)
-
-
-def _counted(pairs: pd.DataFrame) -> Counter[tuple[bool, float, float]]:
-    """Count the seeds of each (kept, stale, fresh); many different scores are put on a grid."""
-    scores = pairs[["stale", "fresh"]].to_numpy(dtype=float)
-    if len(np.unique(scores, axis=0)) > _POINTS:
-        scores = np.round(scores / _GRID) * _GRID
-    counted: Counter[tuple[bool, float, float]] = Counter()
-    for kept, stale, fresh, seeds in zip(
-        pairs["kept"].tolist(), scores[:, 0].tolist(), scores[:, 1].tolist(), pairs["seeds"].tolist(),
-        strict=True,
-    ):  # fmt: skip
-        counted[bool(kept), stale, fresh] += seeds
-    return counted
-
-
-def _columns(iterations: list[int]) -> list[int]:
-    """Return the iterations of the map: without a gap, unless only some of a long run were read."""
-    every = range(iterations[0], iterations[-1] + 1)
-    return iterations if len(every) > _COLUMNS else list(every)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LABEL_LENGTH else text[: _LABEL_LENGTH - 1] + "…"

@@ -11,13 +11,12 @@ import streamlit as st
 
 from storage.record.queries.seeds import best_and_worst
 from storage.record.results import variance_gain
-from ui.charts.layout import PLOT_SETTINGS
-from ui.data.run import RunView, explores, gives_verdict, least_spearman, load, rank_limit, with_verdicts
+from ui.data.run import RunView, load, with_verdicts
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import moment, percent, plain_markdown, short_duration
 from ui.elements.image_grid import best_and_worst_html
 from ui.elements.run_page import show_page
-from ui.elements.widgets import offer_downloads, show_tiles
+from ui.elements.widgets import PLOT_SETTINGS, offer_downloads, show_tiles
 from ui.pages.seeds import charts
 from ui.pages.seeds.charts import MAP_PROMPTS, SeedsView
 
@@ -27,7 +26,6 @@ _PICTURED_ITERATIONS = 8
 
 
 def _show_plain() -> None:
-    """Say that the run does not explore, what exploration does and how to switch it on."""
     st.info(
         "**This run does not explore**: it takes the first seeds of each prompt, so there is nothing to "
         "compare here.",
@@ -43,7 +41,6 @@ def _show_plain() -> None:
 
 
 def _show_alerts(alerts: pd.DataFrame) -> None:
-    """Show the run's alarms about its exploration, newest first."""
     rows = alerts.head(_SHOWN_ALERTS).to_dict("records")
     if not rows:
         return
@@ -54,7 +51,6 @@ def _show_alerts(alerts: pd.DataFrame) -> None:
 
 
 def _show_decision(view: RunView, decisions: pd.DataFrame) -> None:
-    """Show which strategy a run that decides by itself follows, and why."""
     strategy = view.setting("exploration", "strategy")
     for row in decisions.to_dict("records"):
         st.info(
@@ -64,8 +60,11 @@ def _show_decision(view: RunView, decisions: pd.DataFrame) -> None:
 
 
 def _show_seed_verdict(view: RunView) -> None:
-    """Show whether older weights rank seeds well, and what the choice does to the spread."""
-    gain = _gain(view)
+    gain = ""
+    if ratio := _spread_ratio(view):
+        value, how = ratio
+        gain = f"ept groups have {value:.1f}x the variance of random ones."
+        gain = f"By their drafts, k{gain}" if how == "by drafts" else f"K{gain}"
     ranks = _recent(view.metric("spearman"), _RECENT)
     if not ranks.size:
         st.info(
@@ -74,30 +73,19 @@ def _show_seed_verdict(view: RunView) -> None:
             icon=":material/hourglass:",
         )
         return
-    median = float(np.median(ranks))
+    median, limit = float(np.median(ranks)), view.rank_limit
     over = f"median of {len(ranks)} iterations" if len(ranks) > 1 else "one iteration"
-    limit = rank_limit(view)
-    found = f"rank correlation {median:.2f}"
+    found = f"rank correlation {median:.2f}** ({over})"
+    box, icon, text = st.success, "check_circle", f"still rank seeds well: {found}"
     if median < limit:
-        st.error(
-            f"**Last iteration's weights rank seeds badly: {found}** ({over}), below {limit:g}. {gain}",
-            icon=":material/trending_down:",
-        )
+        box, icon, text = st.error, "trending_down", f"rank seeds badly: {found}, below {limit:g}"
     elif float(ranks[-1]) < limit:
-        st.warning(
-            f"**Last iteration's weights ranked seeds well, but not lately: {found}** ({over}), now "
-            f"{ranks[-1]:.2f}, below {limit:g}. {gain}",
-            icon=":material/warning:",
-        )
-    else:
-        st.success(
-            f"**Last iteration's weights still rank seeds well: {found}** ({over}). {gain}",
-            icon=":material/check_circle:",
-        )
+        now = f"now {ranks[-1]:.2f}, below {limit:g}"
+        box, icon, text = st.warning, "warning", f"ranked seeds well, but not lately: {found}, {now}"
+    box(f"**Last iteration's weights {text}. {gain}", icon=f":material/{icon}:")
 
 
 def _show_seed_figures(view: RunView) -> None:
-    """Show six figures in a row, with a dash for each that the run does not measure."""
     drafts, unexplored = (_recent(view.metric(name)) for name in ("drafts", "prompts_unexplored"))
     value, how = _spread_ratio(view) or (None, None)
     show_tiles(
@@ -129,18 +117,7 @@ def _latest_and_median(view: RunView, name: str, as_text: Callable[[float], str]
     return latest, f"{as_text(float(np.median(values)))} median" if values.size > 1 else None
 
 
-def _gain(view: RunView) -> str:
-    """Describe the effect of the choice on the spread; empty if it was not measured."""
-    ratio = _spread_ratio(view)
-    if ratio is None:
-        return ""
-    value, how = ratio
-    found = f"ept groups have {value:.1f}x the variance of random ones."
-    return f"By their drafts, k{found}" if how == "by drafts" else f"K{found}"
-
-
 def _spread_ratio(view: RunView) -> tuple[float, str] | None:
-    """Return the run's variance gain, and how it was found."""
     names = ("spread_random", "spread_rollout", "spread_kept")
     gain = variance_gain(zip(*(view.metric(name).tolist() for name in names), strict=True))
     return gain and (gain.ratio, "as rolled out" if gain.rolled_out else "by drafts")
@@ -149,7 +126,7 @@ def _spread_ratio(view: RunView) -> tuple[float, str] | None:
 def _show_seeds(home: Path, view: RunView) -> None:
     seeds = load(charts.read_seeds, home, view)
     has_drafts = bool((seeds.drafts["drafts"] > 0).any())
-    if not explores(view) and not has_drafts:
+    if not view.explores and not has_drafts:
         _show_plain()
         return
     _show_alerts(seeds.alerts)
@@ -166,7 +143,7 @@ def _show_seeds(home: Path, view: RunView) -> None:
     left, right = st.columns(2)
     with left:
         _show_pairs(home, view, seeds)
-    right.plotly_chart(charts.rank_chart(view, least_spearman(view)), key="ranks", config=PLOT_SETTINGS)
+    right.plotly_chart(charts.rank_chart(view, view.least_spearman), key="ranks", config=PLOT_SETTINGS)
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(home, view, seeds)
@@ -207,10 +184,10 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
     if not has_drafts:
         right.caption("No drafts are recorded yet.")
         return
-    if gives_verdict(view):
+    if view.gives_verdict:
         right.plotly_chart(charts.success_chart(seeds.drafts), key="success", config=PLOT_SETTINGS)
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
-    drawn = charts.draft_map(seeds.drafts, gives_verdict(view))
+    drawn = charts.draft_map(seeds.drafts, view.gives_verdict)
     if drawn is None:
         st.caption(f"{prompts} prompts were drafted, most of them in one iteration only: no map of them.")
     else:
@@ -234,7 +211,7 @@ def _show_pictures(home: Path, view: RunView, seeds: SeedsView) -> None:
     assert prompt_id is not None, "a select box with options and an index has a choice"
     until = newest[prompt_id]["iteration"]
     images = load(best_and_worst, home, view, prompt_id, _PICTURED_ITERATIONS, until=until)
-    st.html(best_and_worst_html(with_verdicts(images, gives_verdict(view))))
+    st.html(best_and_worst_html(with_verdicts(images, view.gives_verdict)))
 
 
 show_page(_show_seeds)

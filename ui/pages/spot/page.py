@@ -10,17 +10,22 @@ import streamlit as st
 from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
 from storage.ledger.modelled import MODELLED
 from ui.charts.devices import gantt_chart, groups_chart, utilisation_charts
-from ui.charts.layout import PLOT_SETTINGS
 from ui.data.devices import SpotView, bill_entries, read_course, read_spot
 from ui.data.run import IDLE_SPOT_ADVICE, RunView, load
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import fine_percent, markdown_text, moment, money, percent, short_duration, usd
 from ui.elements.run_page import show_page
-from ui.elements.widgets import offer_downloads, show_frame, show_rows, show_tiles
+from ui.elements.widgets import (
+    PLOT_SETTINGS,
+    offer_downloads,
+    show_frame,
+    show_in_pairs,
+    show_rows,
+    show_tiles,
+)
 
 
 def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
-    """Show how much of the paid spot time is idle, and how much would be without exploration."""
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
     if idle is None or unexplored is None:
         st.info(
@@ -40,7 +45,6 @@ def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
 
 
 def _show_imbalance(ledger: Ledger) -> None:
-    """Show a message if the states do not sum to the bill."""
     if ledger.is_balanced:
         return
     faults = []
@@ -68,7 +72,6 @@ def _show_imbalance(ledger: Ledger) -> None:
 
 
 def _show_spot_figures(ledger: Ledger) -> None:
-    """Show six figures in a row, with a dash for each that the run does not have."""
     whole, lost = ledger.spent(), ledger.lost
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
     cut_s = sum(loss.cut_s for loss in ledger.losses)
@@ -146,7 +149,6 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
 
 
 def _show_degrees(degrees: pd.DataFrame) -> None:
-    """Show the degree that devices worked at longest, and the time of a denoising step at each degree."""
     most = degrees.loc[degrees["share"].idxmax()]
     count, share = int(most["degree"]), float(most["share"])
     together = f"{count} devices share an image" if count > 1 else "each device works alone"
@@ -169,7 +171,6 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
 
 
 def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
-    """Return the first and the last iteration to draw."""
     run_id = view.row.run_id
     chosen = st.segmented_control(
         "Iterations", [*_LATEST, _RANGE], default="Latest 3", key=f"course-{run_id}",
@@ -188,16 +189,13 @@ def _show_use(spot: SpotView) -> None:
     if spot.utilisation.empty:
         st.caption("Shares appear with the first iteration.")
         return
-    columns = st.columns(2)
-    for number, figure in enumerate(utilisation_charts(spot.utilisation)):
-        columns[number].plotly_chart(figure, key=f"use-{number}", config=PLOT_SETTINGS)
+    show_in_pairs(utilisation_charts(spot.utilisation), "use")
     together = max((spot.utilisation["last"] - spot.utilisation["first"] + 1).tolist())
     note = f" Each bar is {together} iterations." if together > 1 else ""
     st.caption(f"Excludes evaluations and repeated work.{note}")
 
 
 def _show_decisions(spot: SpotView) -> None:
-    """Show how many spot devices the run wanted and why, the latest first; nothing if it did not decide."""
     if spot.decisions.empty:
         return
     st.subheader("Devices rented")
@@ -210,7 +208,6 @@ def _show_decisions(spot: SpotView) -> None:
 
 
 def _show_losses(ledger: Ledger) -> None:
-    """Show the lost devices, the latest first."""
     if not ledger.has_device_events:
         st.caption(
             "The version of this run did not record losses here; see the events of the page Convergence."
@@ -235,13 +232,10 @@ def _show_losses(ledger: Ledger) -> None:
 
 
 def _show_accounts(ledger: Ledger) -> None:
-    """Show the bill by phase, market and state, and every worker's paid time against its states."""
     with st.expander("The accounts"):
         st.caption("What was paid for, by phase, market and state")
-        show_rows(
-            ["phase", "market", "state", "device-seconds", "US dollars"],
-            [(e.phase, e.market, e.state, round(e.spent.device_s, 2), e.spent.usd) for e in ledger.entries],
-        )
+        bill = bill_entries(ledger).rename(columns={"device_s": "device-seconds", "usd": "US dollars"})
+        show_frame(bill.round({"device-seconds": 2}))
         st.caption("Workers, in seconds: paid = in a state + unaccounted - in two states")
         show_rows(
             ["worker", "market", "paid", "in a state", "unaccounted", "in two states"],

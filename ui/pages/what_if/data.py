@@ -34,13 +34,10 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class TimeLine:
-    """A policy's simulated run.
+    """A policy's simulated run, from a Chrome trace; frames of all iterations, as in `DeviceCourse`.
 
     Attributes:
-        policy: name of the policy.
-        text: Chrome trace.
-        intervals, events: frames of all iterations, as in `DeviceCourse`; times are seconds of the run.
-        ends: ends of iterations; columns iteration, ended_at.
+        ends: ends of iterations; columns iteration, ended_at. All times are seconds of the run.
     """
 
     policy: str
@@ -81,10 +78,9 @@ class TimeLine:
 
 @dataclass
 class Asked:
-    """A question with its answer, kept in the visitor's session.
+    """A question with the JSON answer of `spotlight what-if --json`, kept in the visitor's session.
 
     Attributes:
-        answer: JSON object of `spotlight what-if --json`.
         line: time line that was viewed last; None for a goal in hours.
     """
 
@@ -143,7 +139,7 @@ def policy_table(asked: Asked) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "policy": f"{row['policy']} ★" if row["best"] else _named(row),
+                "policy": _named(row),
                 **{heading: in_words(row, name) for name, (heading, _) in FIGURES.items() if name in row},
                 "× time": _times(row, asked.best, "wall_s"),
                 "× dollars": _times(row, asked.best, "usd"),
@@ -159,7 +155,7 @@ def milestone_table(asked: Asked) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "policy": f"{row['policy']} ★" if row["best"] else _named(row),
+                "policy": _named(row),
                 **{
                     f"{each['share']:.0%}, a score of {each['score']:.3g}": _reached(each)
                     for each in row["milestones"]
@@ -175,46 +171,31 @@ def milestone_table(asked: Asked) -> pd.DataFrame:
 
 def milestone_figures(asked: Asked) -> pd.DataFrame:
     """Return the same as numbers, a row per policy and share; time and dollars have each kind of interval."""
-    return pd.DataFrame(
-        [
-            {"policy": row["policy"], "evidence": row["evidence"], "curves": asked.answer["curves_in_words"]}
-            | {name: each[name] for name in ("share", "score", "run_seeds", "unreached")}
-            | {f"iterations_{part}": value for part, value in each["iterations"].items()}
-            | {f"{name}_median": each[name]["median"] for name in ("time_s", "usd")}
-            | {
-                f"{name}_{kind}_{part}": value
-                for name in ("time_s", "usd")
-                for kind in ("learning", "system")
-                for part, value in each[name][kind].items()
-            }
-            for row in asked.policies
-            for each in row["milestones"]
-        ]
-    )
+    rows = [
+        {"policy": row["policy"], "evidence": row["evidence"], "curves": asked.answer["curves_in_words"]}
+        | each
+        for row in asked.policies
+        for each in row["milestones"]
+    ]
+    return pd.json_normalize(rows, sep="_")
 
 
 def policy_figures(asked: Asked) -> pd.DataFrame:
     """Return the answer as numbers: each figure of a policy as median, lowest and highest of the futures."""
-    return pd.DataFrame(
-        [
-            {name: row[name] for name in ("policy", "evidence", "best", "live")}
-            | {
-                f"{name}_{part}": value[part]
-                for name, value in row.items()
-                if isinstance(value, dict) and value.keys() >= {"low", "median", "high"}
-                for part in ("low", "median", "high")
-            }
-            for row in asked.policies
-        ]
-    )
+    spread, named = {"low", "median", "high"}, ("policy", "evidence", "best", "live")
+    rows = [
+        {
+            name: value
+            for name, value in row.items()
+            if name in named or (isinstance(value, dict) and value.keys() >= spread)
+        }
+        for row in asked.policies
+    ]
+    return pd.json_normalize(rows, sep="_")
 
 
 def in_words(row: dict[str, Any], name: str) -> str:
-    """Return a figure of a policy: its median, with its interval in parentheses if it has one.
-
-    Args:
-        name: name of the figure, one of `FIGURES`.
-    """
+    """Return one of `FIGURES` of a policy: its median, with its interval in parentheses if it has one."""
     _, written = FIGURES[name]
     low, median, high = (written(row[name][part]) for part in ("low", "median", "high"))
     return median if low == high else f"{median} ({low} to {high})"
@@ -237,28 +218,23 @@ def _reached(milestone: dict[str, Any]) -> str:
 
 
 def _relative(figure: dict[str, Any], kind: str) -> str:
-    """Return the ends of an interval relative to the median."""
     median = figure["median"] or 1.0
     return f"× {figure[kind]['low'] / median:.1f} to {figure[kind]['high'] / median:.1f}"
 
 
 def _named(row: dict[str, Any]) -> str:
-    """Return a policy's name, with a mark if no live run can follow it."""
-    return row["policy"] if row["live"] else f"{row['policy']} (no live run)"
+    if row["best"]:
+        return f"{row['policy']} ★"
+    return row["policy"] if row["live"] else f"{row['policy']} (no live run)"  # no live run can follow it
 
 
 def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:
-    """Return the factor to the best policy's figure; empty if that is zero."""
     least = best[name]["median"]
     return f"{row[name]['median'] / least:.2f}" if least else ""
 
 
 def policy_chart(policies: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Return a chart of dollars over time: a point per policy with its interval over the futures.
-
-    Args:
-        policies: rows of the answer, at least one.
-    """
+    """Return a chart of dollars over time: a point per policy with its interval over the futures."""
     unit_s, unit = time_unit(max(row["wall_s"]["high"] for row in policies))
     figure = go.Figure()
     for number, row in enumerate(policies):
@@ -286,7 +262,6 @@ def marked(figure: go.Figure) -> go.Figure:
 
 
 def _interval(spread: Mapping[str, float], unit: float = 1.0) -> dict[str, Any]:
-    """Return the range from the lowest to the highest of the futures."""
     median = spread["median"]
     return {
         "type": "data", "symmetric": False, "thickness": 1,

@@ -20,15 +20,19 @@ _MOST_MIB = 16  # of a visitor's file
 
 
 def show_form(profiles: Sequence[str]) -> tuple[Question, bool]:
-    """Show the form; return its question, and True if the button was pressed.
-
-    A field that is left empty has the value that it shows in grey: the preset's, or the command's.
+    """Show the form; return its question, with grey values for empty fields, and True if it was sent.
 
     Raises:
         ConfigurationError: the address names something that is not here, or the settings are wrong.
     """
     presets, traces = [preset.name for preset in list_presets()], trace_names()
-    _refuse_unknown({"preset": presets, "profile": profiles, "spot_profile": profiles, "trace": traces})
+    known = {"preset": presets, "profile": profiles, "spot_profile": profiles, "trace": traces}
+    for name, names in known.items():  # Streamlit would take the default for an unknown one
+        value = st.query_params.get(name)
+        if value is not None and value not in names:
+            raise ConfigurationError(
+                f"{name}={quoted(value)} in the page's address is not here; take it out, and choose another"
+            )
     preset = st.selectbox(
         "Which model? (preset)", presets, presets.index(_PRESET), key="preset", bind="query-params",
         help="The workload: samples, batches, denoising steps, evaluations, exploration.",
@@ -70,24 +74,7 @@ def _usd(usd_per_hour: float, gpu: str) -> str:
     return "the GPU's" if gpu in GPUS and gpu != "H100" else f"{usd_per_hour:g}"
 
 
-def _refuse_unknown(known: dict[str, Sequence[str]]) -> None:
-    """Refuse an address that names something that is not here; Streamlit would take the default for it."""
-    for name, names in known.items():
-        value = st.query_params.get(name)
-        if value is not None and value not in names:
-            raise ConfigurationError(
-                f"{name}={quoted(value)} in the page's address is not here; take it out, and choose another"
-            )
-
-
 def _show_more(given: dict[str, Any], traces: Sequence[str], trainers: object, iterations: int) -> None:
-    """Show the rarely used fields.
-
-    Args:
-        given: values by field, to which these are added.
-        traces: names of recorded traces.
-        trainers, iterations: values of these fields if they are left empty.
-    """
     row = st.columns(4)
     _ask(given, row[0], "trainers", trainers)
     _ask(given, row[1], "iterations", iterations)
@@ -113,13 +100,9 @@ def _ask(
     given: dict[str, Any], place: DeltaGenerator, name: str, grey: object = None,
     choices: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
-    """Show a field with the label, the help and the bounds of its declaration, and note its value.
+    """Show a field with the label, help and bounds of its declaration in `Question`, and note its value.
 
-    Args:
-        given: values by field, to which this one is added.
-        name: field of `Question`.
-        grey: what an empty field stands for; None for the field's default.
-        choices: values of a list, which begins with an empty one; None for a free field.
+    `grey` is what an empty field stands for, by default the field's default; `choices` make it a list.
     """
     field = Question.model_fields[name]
     shown = str(field.default if grey is None else grey)

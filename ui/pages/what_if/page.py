@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +13,10 @@ from storage.errors import SpotlightError, StorageError
 from storage.home import Home
 from ui.charts.cost import market_bars
 from ui.charts.devices import gantt_chart, utilisation_charts
-from ui.charts.layout import PLOT_SETTINGS
 from ui.data.run import load_overview
 from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown
-from ui.elements.widgets import offer_downloads, show_tile
-from ui.pages.what_if.data import (
-    FIGURES,
-    Asked,
-    TimeLine,
-    goal_table,
-    marked,
-    milestone_figures,
-    milestone_table,
-    policy_chart,
-    policy_figures,
-    policy_table,
-    read_time_line,
-)
+from ui.elements.widgets import PLOT_SETTINGS, offer_downloads, show_in_pairs, show_tiles
+from ui.pages.what_if import data
 from ui.pages.what_if.form import show_form
 from ui.pages.what_if.question import GPUS, OnStep, ask
 
@@ -57,12 +43,12 @@ def _show() -> None:
             with _bar() as on_step:
                 answer, trace = ask(question, home, on_step)
             best = next((row["policy"] for row in answer.get("policies", ()) if row["best"]), "")
-            line = read_time_line(best, trace) if trace else None
-            st.session_state[_KEPT] = Asked(question, answer, line)
+            line = data.read_time_line(best, trace) if trace else None
+            st.session_state[_KEPT] = data.Asked(question, answer, line)
     except SpotlightError as error:
         st.error(plain_markdown(str(error)), icon=":material/block:")
         return
-    asked: Asked | None = st.session_state.get(_KEPT)
+    asked: data.Asked | None = st.session_state.get(_KEPT)
     if asked is None:
         st.info("Press Simulate; an answer takes some seconds.", icon=":material/calculate:")
         return
@@ -71,7 +57,6 @@ def _show() -> None:
 
 @contextmanager
 def _bar() -> Iterator[OnStep]:
-    """Show a bar that grows with each simulated run, and disappears afterwards."""
     bar = st.progress(0.0, "Starting the simulator …")
 
     def on_step(done: int, runs: int) -> None:
@@ -93,13 +78,13 @@ def _profiles(home: Path) -> list[str]:
     return [*carried, *overview["run_id"].tolist()] if not overview.empty else carried
 
 
-def _show_answer(asked: Asked, home: Path) -> None:
+def _show_answer(asked: data.Asked, home: Path) -> None:
     st.success(markdown_text(asked.answer["answer"]), icon=":material/star:")
     if counted := asked.answer.get("counted_in_words"):
         st.warning(markdown_text(counted), icon=":material/straighten:")
     if asked.line is None:
         with st.expander("Numbers of spot devices tried"):
-            st.dataframe(goal_table(asked), hide_index=True)
+            st.dataframe(data.goal_table(asked), hide_index=True)
             st.caption("Medians, and in parentheses the lowest and highest of the futures.")
     else:
         with st.expander("Policies compared"):
@@ -111,23 +96,23 @@ def _show_answer(asked: Asked, home: Path) -> None:
         st.markdown("\n".join(f"- {plain_markdown(line.strip())}" for line in lines))
     if asked.line is not None:
         offer_downloads("what-if", {
-            "policies": policy_figures(asked), "milestones": milestone_figures(asked),
+            "policies": data.policy_figures(asked), "milestones": data.milestone_figures(asked),
             f"run of {asked.line.policy}": asked.line.by_state(),
         })  # fmt: skip
 
 
-def _show_policies(asked: Asked) -> None:
-    row = st.container(horizontal=True)
-    for name, (heading, written) in FIGURES.items():
-        if name not in asked.best:
-            continue
-        figure = asked.best[name]
-        show_tile(
-            row, heading.capitalize(), written(figure["median"]),
-            f"{written(figure['low'])} to {written(figure['high'])}",
-            f"Of {asked.best['policy']}: the median, and below it the lowest and highest of the futures.",
-        )  # fmt: skip
-    st.dataframe(policy_table(asked), hide_index=True)
+def _show_policies(asked: data.Asked) -> None:
+    show_tiles(
+        *(
+            (
+                heading.capitalize(), written(asked.best[name]["median"]),
+                f"{written(asked.best[name]['low'])} to {written(asked.best[name]['high'])}",
+                f"Of {asked.best['policy']}: the median, and below it the lowest and highest of the futures.",
+            )
+            for name, (heading, written) in data.FIGURES.items() if name in asked.best
+        )
+    )  # fmt: skip
+    st.dataframe(data.policy_table(asked), hide_index=True)
     st.caption(
         markdown_text(
             f"Medians, and in parentheses the lowest and highest of {asked.answer['futures']} futures, which "
@@ -139,12 +124,11 @@ def _show_policies(asked: Asked) -> None:
     _show_milestones(asked)
     for sentence in asked.answer.get("conclusions", ()):
         st.markdown(markdown_text(sentence))
-    st.plotly_chart(policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
+    st.plotly_chart(data.policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
 
 
-def _show_milestones(asked: Asked) -> None:
-    """Show time and dollars to shares of the baseline's progress, if a curve tells how a policy learns."""
-    table = milestone_table(asked)
+def _show_milestones(asked: data.Asked) -> None:
+    table = data.milestone_table(asked)
     if table.empty:
         return
     st.subheader("To a score")
@@ -160,20 +144,20 @@ def _show_milestones(asked: Asked) -> None:
     )
 
 
-def _show_time_line(asked: Asked, line: TimeLine, home: Path) -> None:
+def _show_time_line(asked: data.Asked, line: data.TimeLine, home: Path) -> None:
     names = [row["policy"] for row in asked.policies]
     chosen = st.selectbox("Policy", names, index=names.index(line.policy)) or line.policy
     if chosen != line.policy:
         try:
             with _bar() as on_step:
-                line = asked.line = read_time_line(chosen, ask(asked.question, home, on_step, chosen)[1])
+                line = asked.line = data.read_time_line(chosen, ask(asked.question, home, on_step, chosen)[1])
         except SpotlightError as error:
             st.error(plain_markdown(str(error)), icon=":material/block:")
             return
     last = len(line.ends)
     first, last = st.slider("Iterations", 0, last, (1, min(_SHOWN_ITERATIONS, last)))
     course = line.course(first, last)
-    drawn = marked(gantt_chart(course, line.ends, SIMULATED))
+    drawn = data.marked(gantt_chart(course, line.ends, SIMULATED))
     st.plotly_chart(drawn, key="what-if-gantt", config=PLOT_SETTINGS)
     shown, of = len(course.intervals), max(course.intervals["of"].tolist(), default=0)
     few = f" The latest {shown:,} of {of:,} intervals; choose fewer iterations." if shown < of else ""
@@ -185,22 +169,10 @@ def _show_time_line(asked: Asked, line: TimeLine, home: Path) -> None:
         mime="application/json", icon=":material/download:", on_click="ignore",
         help="The whole run, for ui.perfetto.dev or chrome://tracing.",
     )  # fmt: skip
-    _show_ledger(line)
-
-
-def _show_ledger(line: TimeLine) -> None:
-    """Show the paid time of a policy's run by use."""
     st.subheader("Ledger of the run")
-    utilisation, spent = line.utilisation(), line.by_state()
-    for number, (column, chart) in enumerate(
-        zip(st.columns(2), utilisation_charts(utilisation), strict=False)
-    ):
-        column.plotly_chart(marked(chart), key=f"what-if-use-{number}", config=PLOT_SETTINGS)
-    dollars: Counter[str] = Counter()
-    for state, paid in zip(spent["state"].tolist(), spent["usd"].tolist(), strict=True):
-        dollars[state] += paid
-    states = {state: state for state, _ in dollars.most_common()}
-    chart = marked(market_bars(spent, "state", states, "What would be paid for", modelled=False))
+    spent = line.by_state()
+    show_in_pairs([data.marked(chart) for chart in utilisation_charts(line.utilisation())], "what-if-use")
+    chart = data.marked(market_bars(spent, "state", "What would be paid for", modelled=False))
     st.plotly_chart(chart, key="what-if-states", config=PLOT_SETTINGS)
 
 

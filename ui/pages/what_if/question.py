@@ -8,7 +8,8 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,7 @@ class Question(WhatIfQuestion):
     """Prices over time: time, market (on_demand or spot), usd_per_hour, and perhaps zone."""
 
     def arguments(self, folder: Path, windows: int | None = None) -> list[str]:
-        """Return the question as options of the command.
-
-        Args:
-            folder: where the visitor's files are written.
-            windows: number that replaces its own; None for its own.
-        """
+        """Return the question as options of the command; the visitor's files are written into the folder."""
         given = {name: self.given(name) for name in ("preset", *WhatIfQuestion.model_fields, "hours")}
         if self.trace:
             given["trace"] = _TRACES / f"{self.trace}.csv"
@@ -112,54 +108,38 @@ def ask(question: Question, home: Path, on_step: OnStep, policy: str = "") -> tu
 def _run(options: list[str], home: Path, on_step: OnStep) -> dict[str, Any]:
     """Return the JSON object with which a process of the command answers; its last arguments as for `ask`."""
     command = python_command("-m", "flows.cli.command_line", "what-if", *options, "--json", "--progress")
-    with tempfile.TemporaryFile() as answered:
-        process = subprocess.Popen(
+    said, ends_at_s = [], time.monotonic() + _LIMIT_S
+    with (
+        tempfile.TemporaryFile() as answered,
+        subprocess.Popen(
             command, cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home)},
             stdin=subprocess.DEVNULL, stdout=answered, stderr=subprocess.PIPE,
             text=True, encoding="utf-8", errors="replace",
-        )  # fmt: skip
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        limit = threading.Timer(_LIMIT_S, end)
+        ) as process,
+    ):  # fmt: skip
+        limit = threading.Timer(_LIMIT_S, process.kill)
         limit.start()
         try:
-            assert process.stderr is not None, "it is a pipe"
-            said = _follow(process.stderr, on_step)
+            for line in process.stderr or ():
+                if step := _STEP.fullmatch(line.strip()):
+                    on_step(int(step[1]), int(step[2]))
+                else:
+                    said.append(line.rstrip())
             code = process.wait()
         finally:  # even if the visitor went to another page
             limit.cancel()
             process.kill()
-            process.wait()
         if code == 0:
             answered.seek(0)
             return json.load(answered)
-    if late.is_set():
+    if time.monotonic() >= ends_at_s:
         raise RuntimeFailure(
             f"the answer took longer than {_LIMIT_S:g} s and was ended; ask for fewer iterations or futures"
         )
+    last = "\n".join(said).strip()
     if code == _REFUSED:
-        raise ConfigurationError(said.removeprefix("error: "))
-    raise RuntimeFailure(f"`spotlight what-if` ended with code {code}; it said last: {said[-1000:]}")
-
-
-def _follow(lines: Iterable[str], on_step: OnStep) -> str:
-    """Call back for each simulated run; return all other output.
-
-    Args:
-        on_step: callback after each simulated run.
-    """
-    said = []
-    for line in lines:
-        step = _STEP.fullmatch(line.strip())
-        if step is None:
-            said.append(line.rstrip())
-        else:
-            on_step(int(step[1]), int(step[2]))
-    return "\n".join(said).strip()
+        raise ConfigurationError(last.removeprefix("error: "))
+    raise RuntimeFailure(f"`spotlight what-if` ended with code {code}; it said last: {last[-1000:]}")
 
 
 def _plain(value: object) -> str:

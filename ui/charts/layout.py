@@ -14,13 +14,10 @@ from ui.elements.formatting import time_unit
 from ui.elements.palette import REFERENCE_COLOUR
 
 _HEIGHT_PX = 340
-_ROOM = 1.6
-"""The factor from a single value to the end of its axis, which begins at 0."""
-
+_ROOM = 1.6  # factor from a single value to the end of its axis, which begins at 0
 _EMPTY = "Nothing is recorded yet."
 
-Measure = Literal["score", "exact"]
-"""The graded score, or the share of exact matches."""
+Measure = Literal["score", "exact"]  # graded score, or the share of exact matches
 
 Axis = Literal["iteration", "time", "usd"]
 """The quantity on the bottom axis: iterations, time at work, or dollars paid."""

@@ -16,8 +16,7 @@ _MOST_GROUPS = 1000
 _MOST_DECISIONS = 200
 _MOST_BARS = 100  # of a market's utilisation
 
-MOST_INTERVALS = 3000
-"""The most intervals in a time line; more would make the browser slow."""
+MOST_INTERVALS = 3000  # most intervals in a time line; more would make the browser slow
 
 
 @dataclass(frozen=True)

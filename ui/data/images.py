@@ -53,8 +53,7 @@ def read_quality(connection: RecordConnection, run_id: str) -> QualityView:
     return QualityView(figure_means(connection, run_id), quality_verdict(pairs))
 
 
-_SIDE = 256
-"""The largest side of a source image on a page, in pixels."""
+_SIDE = 256  # largest side of a source image on a page, in pixels
 
 
 def sources_of(view: RunView, images: pd.DataFrame) -> dict[int, str]:

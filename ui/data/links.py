@@ -23,13 +23,10 @@ from storage.record.run_notes import NoteStore
 from storage.text import web_address
 from ui.data.run import RunView
 
-_KEPT_S = 10
-"""Seconds for which a page does not check again whether a server answers."""
-
+_KEPT_S = 10  # seconds for which a page does not check again whether a server answers
 _ANSWERS_WITHIN_S = 0.5
 
-_PLACES = {"mlflow": "MLflow", "wandb": "W&B"}
-"""Names, for people, of the readers whose pages a run records."""
+_PLACES = {"mlflow": "MLflow", "wandb": "W&B"}  # names, for people, of the readers whose pages a run records
 
 
 @dataclass(frozen=True)

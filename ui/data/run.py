@@ -31,8 +31,7 @@ from storage.record.run_store import RunRow, RunStore
 
 T = TypeVar("T")
 
-CACHE_S = 2
-"""Age in seconds at which cached figures are read again; several open tabs share one reading."""
+CACHE_S = 2  # age in seconds at which cached figures are read again; several open tabs share one reading
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,8 @@ def usd(amount: float) -> str:
 MODELLED_BADGE = ":gray-badge[dollars modelled]"
 """The mark of a page whose dollars no device was rented for, once a page."""
 
-SIMULATED = "(simulated)"
-"""The mark beside a figure of a simulated run."""
-
-SIMULATED_BADGE = ":orange-badge[simulated]"
-"""The mark of a page of simulated figures, once a page."""
+SIMULATED = "(simulated)"  # mark beside a figure of a simulated run
+SIMULATED_BADGE = ":orange-badge[simulated]"  # mark of a page of simulated figures, once a page
 
 
 def simulated_in_words(what: str) -> str:

@@ -18,8 +18,7 @@ STATE_COLOURS = {
 }
 """The states of a device, in the order of the legend."""
 
-MARKET_COLOURS = {"reserved": "#80562d", "spot": "#fea65d"}
-"""The markets of devices, in the order of the legend."""
+MARKET_COLOURS = {"reserved": "#80562d", "spot": "#fea65d"}  # markets of devices, in the order of the legend
 
 RUN_COLOURS = (
     "#00afff", "#fb7432", "#009e1a", "#fa6ab4", "#47682a", "#b3664d", "#00d6fa", "#a6956a",
@@ -31,23 +30,12 @@ RUN_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "tria
 DEGREE_COLOURS = ("#f7c6dd", "#ee8fb8", "#d2508a", "#9c2a66", "#5e1440")
 """Degrees from a device that works alone to many that share."""
 
-SCORE_COLOUR = "#3f51d8"
-"""The held-out score, and the main figure of a chart."""
-
-SAMPLES_COLOUR = "#6b7785"
-"""Training's own samples, and other data to compare with the main figure."""
-
-DRAFT_COLOUR = "#0d9488"
-"""Data computed from drafts."""
-
-REFERENCE_COLOUR = "#d9487d"
-"""Reference lines: a limit, a level before training, the end of an iteration."""
-
-EVENT_COLOUR = "#22262e"
-"""Marks of events, with a white outline; their shapes tell them apart."""
-
-UNKNOWN_COLOUR = "#828c96"
-"""A state or an event unknown to this version."""
+SCORE_COLOUR = "#3f51d8"  # held-out score, and the main figure of a chart
+SAMPLES_COLOUR = "#6b7785"  # training's own samples, and other data to compare with the main figure
+DRAFT_COLOUR = "#0d9488"  # data computed from drafts
+REFERENCE_COLOUR = "#d9487d"  # reference lines: a limit, a level before training, the end of an iteration
+EVENT_COLOUR = "#22262e"  # marks of events, with a white outline; their shapes tell them apart
+UNKNOWN_COLOUR = "#828c96"  # a state or an event unknown to this version
 
 LEVEL_COLOURS = {"problem": "#ca3939", "warning": "#c97513", "passed": "#1f9d61"}
 """Texts of findings, verdicts and errors."""

@@ -48,12 +48,12 @@ _COLOURS = {
     "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
     "interrupted": "orange", "simulated": "orange",
 }  # fmt: skip
+
 RunPage = Callable[[Path, RunView], None]
 """A function that draws a page below the run's title, from the home's folder and the run."""
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 120.0
-"""Seconds for the report of a long run on a busy machine."""
+_LIMIT_S = 120.0  # seconds for the report of a long run on a busy machine
 
 
 @contextmanager

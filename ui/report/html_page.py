@@ -25,9 +25,7 @@ _TEXT_COLOUR = (
 )
 _GRID_COLOUR = "rgba(128,128,128,.25)"
 _MOST_ROWS = 200  # of a table
-_PAPER_PX = 680
-"""The width of a plot on paper: fits between the margins of A4 (704 px) and of Letter."""
-
+_PAPER_PX = 680  # width of a plot on paper: fits between the margins of A4 (704 px) and of Letter
 _STYLE = f"""
 :root {{color-scheme: light dark; --back: #ffffff; --text: #1c2430; --line: rgba(128,128,128,.35);}}
 @media (prefers-color-scheme: dark) {{:root {{--back: #0e1117; --text: #e6e9ee;}}}}

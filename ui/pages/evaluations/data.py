@@ -25,8 +25,7 @@ from storage.pictures import picture_file, read_frames
 from storage.prompts.sources import thumbnail
 from ui.data.run import CACHE_S, with_verdicts
 
-_SIDE = 512
-"""The largest side of a picture on the page, in pixels."""
+_SIDE = 512  # largest side of a picture on the page, in pixels
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)

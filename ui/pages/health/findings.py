@@ -17,8 +17,7 @@ from ui.elements.formatting import money
 Level = Literal["problem", "warning", "passed", "unknown"]
 """Wrong; possibly wrong; fine; not measured by the run (yet). The most serious comes first."""
 
-RECENT = 20
-"""The number of iterations that a rule looks back on."""
+RECENT = 20  # number of iterations that a rule looks back on
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class Evidence:
 
 
 Rule = Callable[[Evidence], Finding]
+
 Judgement = tuple[Level, str] | tuple[Level, str, str]
 """The level, the text and perhaps the advice of a `Finding`."""
 

@@ -32,8 +32,7 @@ from ui.data.run import CACHE_S
 from ui.elements.formatting import chart_text, time_unit
 from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 
-MOST_RUNS = 200
-"""The number of runs in the table, newest first."""
+MOST_RUNS = 200  # number of runs in the table, newest first
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
@@ -71,9 +70,7 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
     )
 
 
-NO_PRESET = "–"
-"""The mark of a run without a preset, or of a version that recorded none."""
-
+NO_PRESET = "–"  # mark of a run without a preset, or of a version that recorded none
 _FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled", "verdicts", "purpose")
 _SEARCHED = ("run_id", "purpose", "preset", "reward", "strategy")
 

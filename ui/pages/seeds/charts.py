@@ -17,8 +17,7 @@ from ui.data.run import RunView
 from ui.elements.formatting import chart_text
 from ui.elements.palette import DRAFT_COLOUR, REFERENCE_COLOUR, SAMPLES_COLOUR, SCORE_COLOUR, faded
 
-MAP_PROMPTS = 24
-"""The number of rows of the map of drafts: the most drafted prompts."""
+MAP_PROMPTS = 24  # number of rows of the map of drafts: the most drafted prompts
 _LEAST_SHOWN = 0.1  # of the cells of the map
 _COLUMNS = 120  # iterations of the map that stand beside each other, drafted or not
 _POINTS = 300  # more different pairs than this are put on a grid

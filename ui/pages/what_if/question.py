@@ -20,17 +20,14 @@ from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import HOME_VARIABLE
 from storage.processes import python_command
 
-GPUS = ("H100", "H200", "A100", "RTX4090")
-"""GPUs whose times the command counts."""
-
+GPUS = ("H100", "H200", "A100", "RTX4090")  # those whose times the command counts
 _ROOT = Path(__file__).resolve().parents[3]
 _TRACES = _ROOT / "benchmarks" / "traces"
 _LIMIT_S = 300.0
 _REFUSED = 2  # exit code of a command whose input was refused
 _STEP = re.compile(r"simulated (\d+) of (\d+)")
 
-OnStep = Callable[[int, int], None]
-"""The callback after each simulated run: number done, and total."""
+OnStep = Callable[[int, int], None]  # callback after each simulated run: number done, and total
 
 
 class Question(WhatIfQuestion):

@@ -104,7 +104,12 @@ def _figures(result: Result) -> dict[str, Any]:
 
 
 def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
-    """The profiles of the GPU that was measured, one for each size with a step; none without a result."""
+    """The profiles of the GPU that was measured, one for each size with a step; none without a result.
+
+    Args:
+        result: the kept one.
+        folder: of the carried profiles.
+    """
     found: dict[Path, str] = {}
     if not _is_of_a_gpu(result):
         return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Sequence
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -18,11 +17,12 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.measured_parts import Figures, MeasuredParts
-from benchmarks.gpu.profiled_model import fill_adapters, with_advantages
+from benchmarks.gpu.profiled_model import fill_adapters
 from benchmarks.gpu.stages import Reporter, Setting
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, philox4x32
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import weights_digest
@@ -116,16 +116,21 @@ def training(device: torch.device, dtype: torch.dtype, mode: str) -> Figures:
         if mode == "lora":
             fill_adapters(policy)
         sampler = Sampler(model, config.sampling)
-        trained = Trainer(policy, sampler, config).train(with_advantages(sampler.generate(_requests(8))))
+        trained = Trainer(policy, sampler, config).train(_with_advantages(sampler.generate(_requests(8))))
         deviation = max(deviation, trained.ratio_deviation)
         digests.append(weights_digest(policy.state()))
     return {"ratio_deviation": deviation, "gradients_equal": digests[0] == digests[1]}
 
 
 def _equal(one: Sequence[GeneratedSample], other: Sequence[GeneratedSample]) -> bool:
-    def arrays(samples: Sequence[GeneratedSample]) -> list[np.ndarray]:
-        return [array for sample in samples
-                for array in (sample.latents_SC, sample.image_HWC, *astuple(sample.trajectory))]  # fmt: skip
+    return all(_same(left, right) for left, right in zip(one, other, strict=True))
+
+
+def _same(one: GeneratedSample, other: GeneratedSample) -> bool:
+    def arrays(sample: GeneratedSample) -> list[np.ndarray]:
+        trajectory = sample.trajectory
+        return [sample.latents_SC, sample.image_HWC, trajectory.step_W, trajectory.before_WSC,
+                trajectory.after_WSC, trajectory.log_prob_W]  # fmt: skip
 
     return all(np.array_equal(left, right) for left, right in zip(arrays(one), arrays(other), strict=True))
 
@@ -151,4 +156,12 @@ def _requests(count: int) -> list[SampleRequest]:
     return [
         SampleRequest(RequestKind.ROLLOUT, 0, 1, seed // 4, seed % 4, 0, f'a sign that says "K{seed // 4}"')
         for seed in range(count)
+    ]
+
+
+def _with_advantages(made: Sequence[GeneratedSample]) -> list[TrainingSample]:
+    """Half of them good, half bad: nothing is judged here."""
+    return [
+        TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)
+        for place, sample in enumerate(made)
     ]

@@ -47,15 +47,26 @@ _IMPORTS = (
 )  # fmt: skip
 
 
-def download(folder: Path) -> None:
-    """Download the wheels into an empty folder, for the machine's Python on Linux."""
+def pins(names: Sequence[str], constraints: str) -> list[str]:
+    """`name==version` of each package, from the text of `constraints.txt`.
+
+    Raises:
+        KeyError: it has no version of one.
+    """
+    lines = (line.partition("==") for line in constraints.splitlines() if "==" in line)
+    versions = {_normal(name): version.split()[0] for name, _, version in lines}
+    return [f"{name}=={versions[_normal(name)]}" for name in names]
+
+
+def download(folder: Path, python: str) -> None:
+    """Download the wheels into an empty folder, for a version of Python on Linux."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
     _pip(
-        sys.executable, "download", "--no-deps", "--only-binary=:all:", "--python-version", _PYTHON,
+        sys.executable, "download", "--no-deps", "--only-binary=:all:", "--python-version", python,
         "--implementation", "cp", *platforms, "--dest", str(folder),
-        "--constraint", str(ROOT / "constraints.txt"), *CARRIED,
+        *pins(CARRIED, (ROOT / "constraints.txt").read_text(encoding="utf-8")),
     )  # fmt: skip
     for wheel in folder.glob("rapidocr-*.whl"):
         repack(wheel)
@@ -95,7 +106,7 @@ def _record(text: str) -> str:
 
 def command(folder: Path) -> str:
     """What to run on the machine, in the root of this repository."""
-    shown = os.path.relpath(folder, ROOT)
+    shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
     return (
         f"python3 -m pip install -q --no-index --no-deps --no-compile --target /tmp/site {shown}/*.whl && "
         "PYTHONPATH=/tmp/site python3 -W ignore -m benchmarks.gpu_day --keep "
@@ -104,23 +115,54 @@ def command(folder: Path) -> str:
 
 
 def check(folder: Path, place: Path) -> dict[str, Any]:
-    """Rehearse in an environment that has what the machine has, without a network."""
-    _run([shutil.which(f"python{_PYTHON}") or sys.executable, "-m", "venv", str(place)])
-    python, site = str(place / "bin/python"), str(place / "site")
-    _pip(python, "install", "--requirement", str(BARE))
-    _pip(python, "uninstall", "--yes", *CARRIED)
+    """Rehearse in an environment that has what the machine has, without a network.
+
+    Args:
+        folder: of the wheels.
+        place: where the environment is built, or is already.
+    """
+    python = place / "bin/python"
+    if not (place / "complete").is_file():
+        shutil.rmtree(place, ignore_errors=True)
+        _run([interpreter(), "-m", "venv", str(place)])
+        _pip(str(python), "install", "--requirement", str(BARE))
+        (place / "complete").touch()
+    _pip(str(python), "uninstall", "--yes", *CARRIED)
+    site = place / "site"
+    shutil.rmtree(site, ignore_errors=True)
     wheels = sorted(map(str, folder.glob("*.whl")))
-    _pip(python, "install", "--no-index", "--no-deps", "--no-compile", "--target", site, *wheels)
-    surroundings = {"PATH": os.environ["PATH"], "PYTHONPATH": site, "HOME": str(place)}
+    _pip(
+        str(python), "install", "--no-index", "--no-deps", "--no-compile", "--target", str(site), *wheels
+    )  # fmt: skip
+    surroundings = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(place)}
     alone = _without_network()
     imports = f"import {', '.join(_IMPORTS)}, torch, sys; print(sys.version.split()[0], torch.__version__)"
-    said = _run([*alone, python, "-W", "ignore", "-c", imports], surroundings).split()
-    rehearsal = _run([*alone, python, "-W", "ignore", "-m", "benchmarks.gpu_day", "--tiny"], surroundings)
+    said = _run([*alone, str(python), "-W", "ignore", "-c", imports], surroundings).split()
+    rehearsal = _run(
+        [*alone, str(python), "-W", "ignore", "-m", "benchmarks.gpu_day", "--tiny"], surroundings
+    )
     figures = json.loads(rehearsal.splitlines()[-1])
     return {
-        "python": said[-2], "torch": said[-1], "network": not alone, "imports": len(_IMPORTS),
+        "python": said[-2],
+        "torch": said[-1],
+        "network": not alone,
+        "imports": len(_IMPORTS),
         **{name: figures[name] for name in ("stages", "failed", "wall_s", "bits_equal")},
-    }  # fmt: skip
+    }
+
+
+def interpreter() -> str:
+    """Python 3.12 where this machine has one; otherwise the one that runs this, which is said."""
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"{_PYTHON}.*/bin/python"))  # as pyenv has them
+    for name in (f"python{_PYTHON}", *map(str, beside), sys.executable):
+        try:
+            answer = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if f"Python {_PYTHON}." in answer.stdout:
+            return name
+    print(f"no Python {_PYTHON} here: checked with {sys.version.split()[0]}", file=sys.stderr)
+    return sys.executable
 
 
 def main() -> None:
@@ -130,30 +172,45 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu-wheels", help="folder of the wheels")
     parser.add_argument("--check", action="store_true", help="rehearse where only these wheels are")
+    parser.add_argument(
+        "--environment", type=Path, help="of --check, kept for the next time; made where it is missing"
+    )
     arguments = parser.parse_args()
-    download(arguments.out)
-    wheels = list(arguments.out.glob("*.whl"))
-    mib = sum(wheel.stat().st_size for wheel in wheels) / 2**20
-    found: dict[str, Any] = {"wheels": len(wheels), "mib": round(mib, 2)}
+    place = arguments.environment or arguments.out / "environment"
+    download(arguments.out, _PYTHON)
+    mib = sum(wheel.stat().st_size for wheel in arguments.out.glob("*.whl")) / 2**20
+    found: dict[str, Any] = {"wheels": len(list(arguments.out.glob("*.whl"))), "mib": round(mib, 2)}
     if mib > MOST_MIB:
         sys.exit(f"{mib:.1f} MiB of wheels are above {MOST_MIB:g}; leave one out")
     if arguments.check:
-        found |= check(arguments.out, arguments.out / "environment")
-    print(f"{len(wheels)} wheels, {mib:.1f} MiB. On the machine, in the repository's root:\n")
+        found |= check(arguments.out, place)
+    print(f"{found['wheels']} wheels, {mib:.1f} MiB. On the machine, in the repository's root:\n")
     print(f"  {command(arguments.out)}\n")
     print(json.dumps(found))
 
 
 def _without_network() -> list[str]:
     """What lets a command see a loopback alone; empty where that is not allowed."""
-    namespaces = ("--user", "--map-root-user", "--net")
-    alone = ["unshare", *namespaces, "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+    alone = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--net",
+        "sh",
+        "-c",
+        'ip link set lo up; exec "$@"',
+        "sh",
+    ]
     try:
         subprocess.run([*alone, "true"], capture_output=True, check=True)
     except (OSError, subprocess.SubprocessError):
         print("no network of its own can be made here: checked with the machine's", file=sys.stderr)
         return []
     return alone
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 def _pip(python: str, *arguments: str) -> None:

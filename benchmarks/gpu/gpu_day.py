@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.stages import Figures, Reporter, Setting, Stage, run_stage
+from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
 from benchmarks.report import RESULTS, options, write_result
 from storage.clock import process_age_s
 
@@ -41,34 +40,43 @@ _BUDGET_S, _TINY_BUDGET_S, _CPU_BUDGET_S = 460.0, 180.0, 1800.0
 """Limits of the whole process, imports included: on a GPU, in a rehearsal, for learning on the CPU."""
 
 _MOST_BYTES = 1 << 20
-
-
-_OF_RUNTIME = (
-    "spot_idle", "spot_idle_plain", "reserved_idle", "added_share", "runtime_peak_gib", "workers_lost",
-)  # fmt: skip
-_OF_QWEN_IMAGE = (
-    "rollout_512_mfu", "train_512_mfu", "train_512_hardware_utilisation", "rollout_512_compiled_mfu",
-    "train_512_compiled_mfu", "step_1280_mfu", "images_per_s", "images_per_s_compiled",
-    "train_samples_per_s", "decode_s_an_image", "train_peak_over_need", "rollout_peak_over_need",
-    "limit_tflops",
-)  # fmt: skip
+_FAULTS: tuple[Fault, ...] = ("kill", "raise", "hang")
 
 
 def stages() -> list[Stage]:
     """The stages in order of worth; each imports what it needs in its own process."""
 
-    def stage(name: str, limit_s: float, module: str, function: str) -> Stage:
-        def work(setting: Setting, report: Reporter) -> None:
-            getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(setting, report)
+    def bits(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.bits import compare_bits
 
-        return Stage(name, limit_s, work)
+        compare_bits(setting, report)
+
+    def runtime(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.disturbed import disturb_runs
+
+        disturb_runs(setting, report)
+
+    def qwen_image(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.qwen_image import measure_model
+
+        measure_model(setting, report)
+
+    def learning(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.learning import learn
+
+        learn(setting, report)
+
+    def variants(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.qwen_image import measure_variants
+
+        measure_variants(setting, report)
 
     return [
-        stage("bits", 25.0, "bits", "compare_bits"),
-        stage("runtime", 80.0, "disturbed", "disturb_runs"),
-        stage("qwen_image", 200.0, "qwen_image", "measure_model"),
-        stage("learning", 60.0, "learning", "learn"),
-        stage("variants", 60.0, "qwen_image", "measure_variants"),
+        Stage("bits", 25.0, bits),
+        Stage("runtime", 80.0, runtime),
+        Stage("qwen_image", 200.0, qwen_image),
+        Stage("learning", 60.0, learning),
+        Stage("variants", 60.0, variants),
     ]
 
 
@@ -97,8 +105,10 @@ def summary(by_stage: Mapping[str, Figures]) -> Figures:
     def of(stage: str, name: str) -> Any:
         return by_stage.get(stage, {}).get("figures", {}).get(name)
 
-    compared = (("bits", "bits_equal"), ("runtime", "run_bits_equal"), ("qwen_image", "samples_512_equal"))
-    found = [of(*one) for one in compared]
+    found = [
+        of("bits", "bits_equal"), of("runtime", "chunk_bits_equal"), of("runtime", "run_bits_equal"),
+        of("qwen_image", "samples_512_equal"),
+    ]  # fmt: skip
     known = [value for value in found if value is not None]
     before, after = of("learning", "score_before"), of("learning", "score_after")
     gained_s, on_cpu_s = of("learning", "time_to_gain_s"), of("learning_cpu", "time_to_gain_s")
@@ -106,8 +116,23 @@ def summary(by_stage: Mapping[str, Figures]) -> Figures:
         "bits_equal": all(known) if known else None,
         "ratio_deviation_float32": of("bits", "ratio_deviation_float32"),
         "ratio_deviation_bfloat16": of("bits", "ratio_deviation_bfloat16"),
-        **{name: of("runtime", name) for name in _OF_RUNTIME},
-        **{name: of("qwen_image", name) for name in _OF_QWEN_IMAGE},
+        **{
+            name: of("runtime", name)
+            for name in (
+                "spot_idle", "spot_idle_plain", "reserved_idle", "added_share", "runtime_peak_gib",
+                "workers_lost",
+            )
+        },
+        **{
+            name: of("qwen_image", name)
+            for name in (
+                "rollout_512_mfu", "train_512_mfu", "train_512_hardware_utilisation",
+                "rollout_512_compiled_mfu", "train_512_compiled_mfu", "step_1280_mfu",
+                "rollout_vs_diffusers", "images_per_s", "images_per_s_compiled", "train_samples_per_s",
+                "decode_s_an_image",
+                "train_peak_over_need", "rollout_peak_over_need", "limit_tflops",
+            )
+        },
         "score_before": before,
         "score_after": after,
         "score_gain": None if before is None or after is None else after - before,
@@ -117,7 +142,15 @@ def summary(by_stage: Mapping[str, Figures]) -> Figures:
 
 
 class Day:
-    """The stages so far, and where they are written."""
+    """The stages so far, and where they are written.
+
+    Args:
+        named: device, date, commit and the like, of the result.
+        stamp: device, date and commit of the stages that come now.
+        by_stage: stages of an earlier try.
+        out: folder for the result and pictures; None writes none.
+        keep: write `benchmarks/results/gpu_day.json`, too.
+    """
 
     def __init__(
         self, named: Figures, stamp: Figures, by_stage: dict[str, Figures], out: Path | None, keep: bool
@@ -164,7 +197,9 @@ def table(by_stage: Mapping[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def run(day: Day, chosen: Sequence[Stage], setting: Setting, budget_s: float) -> None:
+def run(
+    day: Day, chosen: Sequence[Stage], setting: Setting, budget_s: float, fault: tuple[str, Fault] | None
+) -> None:
     """Run the stages within a budget; seconds that one leaves go to those after it."""
     ends_at, spare_s = time.monotonic() + budget_s, 0.0
     for stage in chosen:
@@ -175,7 +210,8 @@ def run(day: Day, chosen: Sequence[Stage], setting: Setting, budget_s: float) ->
             day.take(name, {"status": "skipped", "seconds": 0.0, "error": f"{left_s:.0f} s were left"})
             continue
         given = Setting(setting.device, setting.tiny, limit_s, setting.folder)
-        found = run_stage(stage, given, lambda figures, name=name: day.take(name, figures))
+        planted = fault[1] if fault is not None and fault[0] == stage.name else None
+        found = run_stage(stage, given, lambda figures, name=name: day.take(name, figures), planted)
         spare_s = max(0.0, stage.limit_s + spare_s - found["seconds"])
         print(table({name: found}), file=sys.stderr, flush=True)
 
@@ -202,10 +238,7 @@ def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     stamp = {"device": device, "date": today, "commit": arguments.commit}
     named = {**stamp, "tiny": arguments.tiny, "machine": facts}
-    before = RESULTS / f"{NAME}.json"
-    kept: Figures = {}
-    if before.is_file() and not arguments.tiny:  # the stages of now are merged with its
-        kept = json.loads(before.read_text(encoding="utf-8"))["figures"]
+    kept = {} if arguments.tiny else _kept_figures(RESULTS / f"{NAME}.json")
     if wanted == "cuda" and kept and kept["device"] not in ("cpu", device) and arguments.keep:
         sys.exit(f"the kept figures are of {kept['device']}, and this is {device}: move that file away first")
     if wanted == "cpu" and kept.get("device", "cpu") != "cpu":  # the CPU's time beside a GPU's figures
@@ -213,9 +246,14 @@ def main() -> None:
     day = Day(named, stamp, kept.get("by_stage", {}), arguments.out, arguments.keep)
     setting = Setting(wanted, arguments.tiny, 0.0, arguments.out)
     usual_s = _TINY_BUDGET_S if arguments.tiny else _BUDGET_S if wanted == "cuda" else _CPU_BUDGET_S
-    run(day, arguments.only, setting, (arguments.budget_s or usual_s) - process_age_s())
+    run(day, arguments.only, setting, (arguments.budget_s or usual_s) - process_age_s(), arguments.fault)
     print(table(day.by_stage))
     print(json.dumps(day.figures()))
+
+
+def _kept_figures(path: Path) -> Figures:
+    """Those of a kept result, with whose stages those of now are merged."""
+    return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else {}
 
 
 def _arguments() -> argparse.Namespace:
@@ -223,17 +261,25 @@ def _arguments() -> argparse.Namespace:
     every = {stage.name: stage for stage in stages()}
     parser.add_argument("--tiny", action="store_true", help="all stages at the size of a rehearsal")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda, and cpu with --tiny, by default")
-    budget = f"seconds of all ({_BUDGET_S:.0f}; --tiny: {_TINY_BUDGET_S:.0f})"
-    parser.add_argument("--budget-s", type=float, help=budget)
-    known = f"stages, of {', '.join(every)}; all by default"
-    parser.add_argument("--only", metavar="STAGE,STAGE", help=known)
+    parser.add_argument(
+        "--budget-s", type=float, help=f"seconds of all ({_BUDGET_S:.0f}; --tiny: {_TINY_BUDGET_S:.0f})"
+    )
+    parser.add_argument(
+        "--only", metavar="STAGE,STAGE", help=f"stages, of {', '.join(every)}; all by default"
+    )
     parser.add_argument("--out", type=Path, help="folder for the result and its pictures")
     parser.add_argument("--commit", help="of the code, where this machine has no git")
+    parser.add_argument("--fault", help=argparse.SUPPRESS, metavar="STAGE=kill|raise|hang")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else list(every)
     if odd := [name for name in names if name not in every]:
         parser.error(f"--only {odd[0]!r} is no stage; there are {', '.join(every)}")
     arguments.only = [every[name] for name in names]
+    if arguments.fault:
+        stage, _, kind = arguments.fault.partition("=")
+        if stage not in every or kind not in _FAULTS:
+            parser.error(f"--fault {arguments.fault!r}; give STAGE={'|'.join(_FAULTS)}")
+        arguments.fault = (stage, kind)
     if arguments.keep and arguments.tiny:
         parser.error("--keep is for figures of the real size; use --out for a rehearsal's")
     if arguments.device == "cpu" and not arguments.tiny and names != ["learning"]:

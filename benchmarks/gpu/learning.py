@@ -5,6 +5,8 @@ The images are those of the same held-out prompts and seeds before and after.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from PIL import Image
 
@@ -25,7 +27,7 @@ _TINY = (
     "evaluation.prompts=8", "algorithm.prompts_per_iteration=4", "exploration.candidates=6",
     "algorithm.updates_per_iteration=1", "exploration.monitor_prompts=0",
 )  # fmt: skip
-_SHOWN, _SCALE = 8, 2
+_SHOWN, _COLUMNS, _SCALE = 24, 8, 2
 
 
 def learn(setting: Setting, report: Reporter) -> None:
@@ -62,6 +64,21 @@ def curve(run: LiveRun) -> Figures:
 
 
 def picture(evaluation: Evaluation) -> Image.Image:
-    """Return the first held-out images in a row; their file has no tags and was drawn in no order."""
-    row = Image.fromarray(np.concatenate([one.image_HWC for one in evaluation.samples[:_SHOWN]], axis=1))
-    return row.resize((row.width * _SCALE, row.height * _SCALE), Image.Resampling.NEAREST)
+    """Return the first held-out images in rows.
+
+    Their file has no tags and was drawn in no order: its head stands for all of it.
+    """
+    images = [sample.image_HWC for sample in evaluation.samples[:_SHOWN]]
+    grid = Image.fromarray(_rows(images))
+    return grid.resize((grid.width * _SCALE, grid.height * _SCALE), Image.Resampling.NEAREST)
+
+
+def _rows(images: Sequence[np.ndarray]) -> np.ndarray:
+    blank = np.full_like(images[0], 255)
+    filled = [*images, *[blank] * (-len(images) % _COLUMNS)]
+    return np.concatenate(
+        [
+            np.concatenate(filled[first : first + _COLUMNS], axis=1)
+            for first in range(0, len(filled), _COLUMNS)
+        ]
+    )

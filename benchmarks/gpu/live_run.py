@@ -6,6 +6,7 @@ Exploration runs beside scoring and training, in a thread. Workers share the one
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.exploration.learning_curve import mean_by_prompt
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.cluster.local_cluster import LocalCluster
@@ -64,9 +64,14 @@ def live_run(
     seconds: float = float("inf"),
     on_evaluation: Callable[[LiveRun], None] = lambda run: None,
 ) -> LiveRun:
-    """Do a run's iterations; faults need a history.
+    """Do a run's iterations.
 
-    No iteration begins when fewer `seconds` are left than the last one and an evaluation took.
+    Args:
+        config: of the run.
+        history: a folder for its history; needed for faults.
+        faults: that are done to it.
+        seconds: no iteration begins when less is left of them than the last one and an evaluation took.
+        on_evaluation: given the run so far after each evaluation.
     """
     run, began = LiveRun(), time.monotonic()
     with ExitStack() as opened:
@@ -162,7 +167,11 @@ class _Loop:
         began = time.monotonic()
         evaluation = self._runtime.evaluate(self._runtime.compared_prompts)
         self._evaluation_s = time.monotonic() - began
-        self._held_out[iteration] = mean_by_prompt(evaluation)
+        by_prompt: dict[int, list[float]] = {}
+        for sample, score in zip(evaluation.samples, evaluation.scores, strict=True):
+            if score.error is None:
+                by_prompt.setdefault(sample.request.prompt_id, []).append(score.value)
+        self._held_out[iteration] = {prompt: statistics.fmean(found) for prompt, found in by_prompt.items()}
         at_s = 0.0 if iteration == 0 else time.monotonic() - self._began
         self._run.evaluations.append((iteration, at_s, evaluation))
         self._on_evaluation(self._run)

@@ -20,7 +20,14 @@ Figures = dict[str, Any]
 
 
 class MeasuredParts:
-    """Takes measurements and keeps what they found, or why they found nothing."""
+    """Takes measurements and keeps what they found, or why they found nothing.
+
+    Args:
+        device: what is measured; its memory is asked for too where it is a GPU.
+        budget_s: after so many seconds no measurement begins any more; one that has begun goes on.
+        flush: given all that was found so far, after each.
+        clock: seconds, for tests.
+    """
 
     def __init__(
         self,
@@ -87,7 +94,14 @@ class MeasuredParts:
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5, warmups: int = 1) -> float:
-    """Median time of a call, waiting for the GPU's queue before and after."""
+    """Median time of a call, waiting for the GPU's queue before and after.
+
+    Args:
+        work: what to time.
+        device: where it computes.
+        repeats: at most; fewer where they take long, at least one.
+        warmups: calls beforehand that are not timed.
+    """
     for _ in range(warmups):
         work()
     wait_for(device)

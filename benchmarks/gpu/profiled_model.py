@@ -15,17 +15,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers import QwenImagePipeline
+from peft.tuners import lora
 
 from benchmarks.gpu.measured_parts import Figures, kernel_times, seconds, wait_for
-from benchmarks.gpu.sized_qwen import Plan, SizedQwen, build_parts
-from gpu_runtime.diffusion.sampler import Sampler
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
+from benchmarks.gpu.transformer_flops import pass_flops
+from gpu_runtime.diffusion.noise import Purpose, normal
+from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
+from gpu_runtime.learning.lora_layer import LoraLinear
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
 from gpu_runtime.models.files.pipeline_parts import Parts
+from gpu_runtime.models.published import PassOperations
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 
@@ -36,12 +43,23 @@ TARGETS = (
 _FILLED = 0.02
 """Deviation of adapters that are filled."""
 
+_BACKEND = "native"
+"""The kernel that torch chooses."""
+
 
 class ProfiledModel:
-    """The parts, built once, and what is timed on them."""
+    """The parts, built once, and what is timed on them.
+
+    Args:
+        plan: sizes and batches.
+        device: where it computes.
+        limit_tflops: what a share is a share of; None where it is not known.
+    """
 
     def __init__(self, plan: Plan, device: torch.device, limit_tflops: float | None) -> None:
-        self._plan, self._device, self._limit = plan, device, limit_tflops
+        self._plan = plan
+        self._device = device
+        self._limit = limit_tflops
         self._parts: Parts | None = None
         self._policy: Policy | None = None
         self._needs: dict[int, MemoryNeed] = {}
@@ -63,7 +81,7 @@ class ProfiledModel:
         plan, began = self._plan, time.perf_counter()
         self._parts = build_parts(plan, self._device)
         frozen = sum(weight.numel() for weight in self._transformer.parameters())
-        self._transformer.set_attention_backend("native")  # torch chooses; compiled blocks are of one kernel
+        self._transformer.set_attention_backend(_BACKEND)  # once, as compiled blocks are of one kernel
         self._needs = {size: self._need(size) for size in plan.pixels}  # adapters would hide the layers
         config = self._config(512)
         self._policy = Policy(self._model(512), config.adaptation, seed=0, keeps_reference=False)
@@ -77,13 +95,32 @@ class ProfiledModel:
             "adapter_dtype": str(trained[0].dtype),
         }
 
-    def step(self, size: int, batch: int) -> Figures:
-        """A denoising step without gradients: the network alone."""
-        with torch.no_grad():
-            step_s = seconds(self._forward(size, batch), self._device, warmups=2)
-        flops = self._plan.operations(size)
-        share = self._share(batch * (flops.forward + flops.adapters), step_s)
-        return {"step_s": step_s, "batch": batch, "images_per_s": batch / step_s} | share
+    def step(
+        self,
+        size: int,
+        batch: int,
+        backend: str = _BACKEND,
+        adapters: bool = True,
+        deterministic: bool = True,
+    ) -> Figures:
+        """A denoising step without gradients: the network alone.
+
+        A kernel that is named need not be among the deterministic ones that workers choose from.
+        """
+        work = self._forward(size, batch)
+        if not adapters:
+            self._transformer.disable_adapters()
+        try:
+            with self._attention(backend), _kernels(deterministic and backend == _BACKEND), torch.no_grad():
+                step_s = seconds(work, self._device, warmups=2)
+        finally:
+            if not adapters:
+                self._transformer.enable_adapters()
+        flops = self._flops(size)
+        operations = batch * (flops.forward + (flops.adapters if adapters else 0))
+        return {"step_s": step_s, "batch": batch, "images_per_s": batch / step_s} | self._share(
+            operations, step_s
+        )
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
@@ -107,13 +144,46 @@ class ProfiledModel:
 
     def rollout(self, size: int) -> Figures:
         """The sampler's denoising loop with its two stochastic steps; not decoded."""
+        taken_s = seconds(self._our_loop(size), self._device, repeats=1)
+        return self._loop_figures(size, taken_s) | {"need_gib": _gib(self._needs[size].generating())}
+
+    def beside_diffusers(self, size: int) -> Figures:
+        """The same loop and diffusers' own pipeline in turn, on the same weights and batch.
+
+        diffusers has PEFT's own layers; its prompts have no padding, so it computes fewer text tokens, and
+        needs no mask. Neither decodes.
+        """
+        ours, theirs = self._our_loop(size), self._loop_of_diffusers(size)
+        taken = [(seconds(ours, self._device, 1, 0), seconds(theirs, self._device, 1, 0)) for _ in range(2)]
+        ratios = [theirs_s / ours_s for ours_s, theirs_s in taken]
+        return {
+            "rollout_s": [ours_s for ours_s, _ in taken],
+            "diffusers_s": [theirs_s for _, theirs_s in taken],
+            "ratio_low": min(ratios),
+            "ratio_high": max(ratios),
+        }
+
+    def _our_loop(self, size: int) -> Callable[[], object]:
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
-        taken_s = seconds(lambda: sampler.advance(sampler.begin(requests)), self._device, repeats=1)
-        batch, flops = len(requests), self._plan.operations(size)
-        share = self._share(batch * self._plan.steps * (flops.forward + flops.adapters), taken_s)
-        need_gib = _gib(self._needs[size].generating())
-        figures = {"rollout_s": taken_s, "batch": batch, "images_per_s": batch / taken_s}
-        return figures | share | {"need_gib": need_gib}
+        return lambda: sampler.advance(sampler.begin(requests))
+
+    def _loop_of_diffusers(self, size: int) -> Callable[[], object]:
+        model, pixels = self._model(size), self._plan.pixels[size]
+        nothing: Any = None
+        assert self._parts is not None
+        pipeline: Any = QwenImagePipeline(self._parts.scheduler, nothing, nothing, nothing, self._transformer)
+        pipeline.set_progress_bar_config(disable=True)
+        embeds = torch.stack([model.real_tokens(request.prompt) for request in self._requests(size)])
+        mask = torch.ones(embeds.shape[:2], dtype=torch.long, device=self._device)
+
+        def work() -> None:
+            with torch.no_grad(), _layers_of_peft():
+                pipeline(
+                    prompt_embeds=embeds, prompt_embeds_mask=mask, true_cfg_scale=1.0, height=pixels,
+                    width=pixels, num_inference_steps=self._plan.steps, output_type="latent",
+                )  # fmt: skip
+
+        return work
 
     def samples(self, size: int) -> Figures:
         """Three denoising steps of a batch, beside the same ones stopped and resumed, reordered, in part.
@@ -142,7 +212,15 @@ class ProfiledModel:
             step_s = seconds(work, self._device, repeats=1)
             return {"step_s": step_s} | kernel_times(work, self._device)
 
-    def train(self, size: int) -> Figures:
+    def noise(self, size: int) -> Figures:
+        """Drawing one batch's noise on the CPU, as each stochastic step does beside the GPU's work."""
+        streams, shape = (
+            [stream_of(request) for request in self._requests(size)],
+            self._model(size).latent_shape,
+        )
+        return {"noise_s": seconds(lambda: normal(streams, Purpose.SDE, 1, shape), torch.device("cpu"))}
+
+    def train(self, size: int, checkpointing: bool = True, deterministic: bool = True) -> Figures:
         """The trainer's step on one batch of samples: two rows each, forward, backward, AdamW, average.
 
         `mfu` counts what must be computed; `hardware_utilisation` also the second forward pass that
@@ -151,15 +229,16 @@ class ProfiledModel:
         self._training = None  # its moments are 3 GiB
         config, model = self._config(size), self._model(size)
         sampler = Sampler(model, config.sampling)
-        samples = with_advantages(sampler.generate(self._requests(size)))
-        with self._checkpointing(True):
+        samples = _with_advantages(sampler.generate(self._requests(size)))
+        with self._checkpointing(checkpointing), _kernels(deterministic):
             trainer = Trainer(self._policy_on(model), sampler, config)
             first = trainer.train(samples)
             self._training = partial(trainer.train, samples)
             train_s = seconds(self._training, self._device, repeats=2, warmups=0)
         rows = len(samples) * config.sampling.window_size
-        flops = self._plan.operations(size)
+        flops = self._flops(size)
         forward = flops.forward + flops.adapters
+        done = rows * (forward * (2 if checkpointing else 1) + flops.backward)
         share = self._share(rows * (forward + flops.backward), train_s)
         return {
             "train_s": train_s,
@@ -168,7 +247,7 @@ class ProfiledModel:
             "samples_per_s": len(samples) / train_s,
             "ratio_deviation": first.ratio_deviation,
             "gradient_norm": first.gradient_norm,
-            "hardware_utilisation": self._share(rows * (2 * forward + flops.backward), train_s)["mfu"],
+            "hardware_utilisation": self._share(done, train_s)["mfu"],
             "need_gib": _gib(self._needs[size].training(1)),
         } | share
 
@@ -178,6 +257,31 @@ class ProfiledModel:
         latents = torch.randn(2, *model.latent_shape, device=self._device)
         taken_s = seconds(lambda: model.decode(latents), self._device, repeats=3)
         return {"decode_s_an_image": taken_s / 2}
+
+    def iteration(self, size: int) -> Figures:
+        """Generate, decode and train on two groups; prompts are encoded beforehand, nothing is judged."""
+        config = self._config(size)
+        model = self._model(size)
+        sampler = Sampler(model, config.sampling)
+        requests = self._requests(size, groups=2)
+        sampler.conditioning(requests)
+        with self._checkpointing(True):
+            trainer = Trainer(self._policy_on(model), sampler, config)
+            trainer.train(_with_advantages(sampler.generate(requests[: config.sampling.batch_size])))
+            wait_for(self._device)
+            began = time.perf_counter()
+            samples = sampler.generate(requests)
+            wait_for(self._device)
+            generated = time.perf_counter()
+            trainer.train(_with_advantages(samples))
+            wait_for(self._device)
+            ended = time.perf_counter()
+        return {
+            "images": len(requests),
+            "generate_s": generated - began,
+            "train_s": ended - generated,
+            "images_per_gpu_s": len(requests) / (ended - began),
+        }
 
     def _policy_on(self, model: SizedQwen) -> Policy:
         """The one policy, with the images' size of this model: the trainer asks it for velocities."""
@@ -219,10 +323,12 @@ class ProfiledModel:
             }
         )  # fmt: skip
 
-    def _requests(self, size: int) -> list[SampleRequest]:
+    def _requests(self, size: int, groups: int = 1) -> list[SampleRequest]:
+        count = self._plan.run_batch[size]
         return [
-            SampleRequest(RequestKind.ROLLOUT, 0, 1, 0, seed, 0, 'a sign that says "0"')
-            for seed in range(self._plan.run_batch[size])
+            SampleRequest(RequestKind.ROLLOUT, 0, 1, group, seed, 0, f'a sign that says "{group}"')
+            for group in range(groups)
+            for seed in range(count)
         ]
 
     def _forward(self, size: int, batch: int) -> Callable[[], torch.Tensor]:
@@ -232,10 +338,29 @@ class ProfiledModel:
         encoded = model.encode_prompts([f"prompt {row}" for row in range(batch)])
         return lambda: model.velocity(latents, sigma, encoded)
 
+    def _flops(self, size: int) -> PassOperations:
+        plan = self._plan
+        return pass_flops(plan.shape, plan.image_tokens(size), plan.text_length, plan.rank)
+
+    def _loop_figures(self, size: int, taken_s: float) -> Figures:
+        plan, batch = self._plan, self._plan.run_batch[size]
+        flops = self._flops(size)
+        operations = batch * plan.steps * (flops.forward + flops.adapters)
+        figures = {"rollout_s": taken_s, "batch": batch, "images_per_s": batch / taken_s}
+        return figures | self._share(operations, taken_s)
+
     def _share(self, operations: float, taken_s: float) -> Figures:
         """`tflops` reached, and `mfu`, their share of the limit."""
         tflops = operations / taken_s / 1e12
         return {"tflops": tflops, "mfu": tflops / self._limit if self._limit else None}
+
+    @contextmanager
+    def _attention(self, backend: str) -> Iterator[None]:
+        self._transformer.set_attention_backend(backend)
+        try:
+            yield
+        finally:
+            self._transformer.set_attention_backend(_BACKEND)
 
     @contextmanager
     def _checkpointing(self, wanted: bool) -> Iterator[None]:
@@ -247,7 +372,18 @@ class ProfiledModel:
             self._transformer.disable_gradient_checkpointing()
 
 
-def with_advantages(samples: Sequence[GeneratedSample]) -> list[TrainingSample]:
+@contextmanager
+def _kernels(deterministic: bool) -> Iterator[None]:
+    """Within this context torch takes deterministic kernels, or whichever are quickest."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic and before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
     """Half of them good, half bad: nothing is judged here."""
     return [
         TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)
@@ -270,3 +406,16 @@ def _same_latents(one: Sequence[SampleState], other: Sequence[SampleState]) -> b
     return all(
         np.array_equal(left.latents_SC, right.latents_SC) for left, right in zip(one, other, strict=True)
     )
+
+
+@contextmanager
+def _layers_of_peft() -> Iterator[None]:
+    """Within this context adapters compute as PEFT's own layers do, in float32 on tensor cores (TF32)."""
+    own, precision = LoraLinear.forward, torch.get_float32_matmul_precision()
+    LoraLinear.forward = lora.Linear.forward
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        LoraLinear.forward = own
+        torch.set_float32_matmul_precision(precision)

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.measured_parts import Figures, MeasuredParts, seconds
+from benchmarks.gpu.plan import REAL, TINY, Plan
 from benchmarks.gpu.profiled_model import ProfiledModel
-from benchmarks.gpu.sized_qwen import BATCHES, REAL, TINY, Plan
 from benchmarks.gpu.stages import Reporter, Setting
+
+BACKENDS = ("_native_cudnn", "_native_flash", "_native_efficient")
+"""Besides `native`, which lets torch choose."""
 
 Part = tuple[str, Callable[[], Figures]]
 """A measurement's name, and the measurement."""
@@ -36,9 +39,11 @@ def measure_model(setting: Setting, report: Reporter) -> None:
             ("step_512_b8", partial(model.step, 512, 8)),
             ("rollout_512", partial(model.rollout, 512)),
             ("train_512", partial(model.train, 512)),
-            *_steps(model, 512, BATCHES[512][1:]),
+            *_steps(model, 512, plan.batches[512][1:]),
             ("decode_512", partial(model.decode, 512)),
-            *_steps(model, 1280, BATCHES[1280]),
+            ("noise_512", partial(model.noise, 512)),
+            *_steps(model, 1280, plan.batches[1280]),
+            ("beside_diffusers_512", partial(model.beside_diffusers, 512)),
             ("samples_512", partial(model.samples, 512)),
         ]
         compiled: list[Part] = [
@@ -56,36 +61,55 @@ def measure_model(setting: Setting, report: Reporter) -> None:
 
 
 def measure_variants(setting: Setting, report: Reporter) -> None:
-    """Where a GPU's time goes, and larger batches; what cannot be had says so, and that is its figure."""
+    """What else a step may be like; a variant that cannot be had says so, and that is its figure."""
     plan, device = _plan(setting)
     parts = _parts(setting, report, plan, device)
     model = _built(plan, device, parts)
     if model is None:
         return
+    on_gpu = device.type == "cuda"
+    step = partial(model.step, 512, 8)
     variants: list[Part] = [
+        *_kernels(model, device),
+        ("step_512_without_adapters", partial(step, adapters=False)),
+        *[(f"step_512{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu],
+        ("step_512_any_kernel", partial(step, deterministic=False)),
+        ("train_512_any_kernel", partial(model.train, 512, deterministic=False)),
+        ("fp8_matrix_product", partial(fp8_matrix_product, device, plan.edge)),
+        ("iteration_512", partial(model.iteration, 512)),
         ("step_1280_b4", partial(model.step, 1280, 4)),
         ("train_1280", partial(model.train, 1280)),
         ("decode_1280", partial(model.decode, 1280)),
         ("step_512_b16", partial(model.step, 512, 16)),
+        ("train_512_without_checkpointing", partial(model.train, 512, checkpointing=False)),
     ]
-    if device.type == "cuda":
-        of_step, of_training = (partial(model.kernels, 512, trains) for trains in (False, True))
-        kernels = [("kernels_step_512", of_step), ("kernels_train_512", of_training)]
-        variants = [*kernels, *variants]
     for name, work in variants:
         parts.take(name, work)
 
 
-def matrix_product(device: torch.device, edge: int, dtype: torch.dtype) -> Figures:
+def matrix_product(device: torch.device, edge: int, dtype: torch.dtype = torch.bfloat16) -> Figures:
     """What a large square matrix product reaches here."""
     left, right = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
+    return _rate(device, edge, lambda: torch.mm(left, right))
+
+
+def fp8_matrix_product(device: torch.device, edge: int) -> Figures:
+    """The same in eight bits, with one scale a matrix."""
+    left, right = (torch.randn(edge, edge, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    scale = torch.ones((), device=device)
+    scales: dict[str, Any] = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16}
+    return _rate(device, edge, lambda: torch._scaled_mm(left, right.t(), **scales))
+
+
+def _rate(device: torch.device, edge: int, product: Callable[[], torch.Tensor]) -> Figures:
     calls = 20
 
     def work() -> None:
         for _ in range(calls):
-            torch.mm(left, right)
+            product()
 
-    return {"edge": edge, "tflops": calls * 2 * edge**3 / seconds(work, device) / 1e12}
+    taken_s = seconds(work, device)
+    return {"edge": edge, "tflops": calls * 2 * edge**3 / taken_s / 1e12}
 
 
 def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
@@ -98,15 +122,15 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
         over, under = figure(part, name), figure(part, of)
         return over / under if over and under else None
 
-    equal = [value for name, value in found.get("samples_512", {}).items() if name.endswith("_equal")]
     return {
         "rollout_512_mfu": figure("rollout_512", "mfu"),
         "train_512_mfu": figure("train_512", "mfu"),
         "train_512_hardware_utilisation": figure("train_512", "hardware_utilisation"),
         "rollout_512_compiled_mfu": figure("rollout_512_compiled", "mfu"),
         "train_512_compiled_mfu": figure("train_512_compiled", "mfu"),
-        "samples_512_equal": all(equal) if equal else None,
+        "samples_512_equal": _all_equal(found.get("samples_512", {})),
         "step_1280_mfu": figure("step_1280_b1", "mfu"),
+        "rollout_vs_diffusers": figure("beside_diffusers_512", "ratio_low"),
         "images_per_s": figure("rollout_512", "images_per_s"),
         "images_per_s_compiled": figure("rollout_512_compiled", "images_per_s"),
         "train_samples_per_s": figure("train_512", "samples_per_s"),
@@ -119,9 +143,10 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
         "rank": plan.rank,
         "steps": {
             str(size): {
-                str(batch): {"step_s": figure(f"step_{size}_b{batch}", "step_s")} for batch in sorted(batches)
+                str(batch): {"step_s": figure(f"step_{size}_b{batch}", "step_s")}
+                for batch in sorted(plan.batches[size])
             }
-            for size, batches in BATCHES.items()
+            for size in plan.batches
         },
     }
 
@@ -132,6 +157,19 @@ def _plan(setting: Setting) -> tuple[Plan, torch.device]:
 
 def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part]:
     return [(f"step_{size}_b{batch}", partial(model.step, size, batch)) for batch in batches]
+
+
+def _kernels(model: ProfiledModel, device: torch.device) -> list[Part]:
+    """Where a GPU's time goes; on a CPU there is nothing to tell."""
+    if device.type != "cuda":
+        return []
+    return [(f"kernels_{name}_512", partial(model.kernels, 512, trains))
+            for name, trains in (("step", False), ("train", True))]  # fmt: skip
+
+
+def _all_equal(figures: Figures) -> bool | None:
+    equal = [value for name, value in figures.items() if name.endswith("_equal")]
+    return all(equal) if equal else None
 
 
 def _parts(setting: Setting, report: Reporter, plan: Plan, device: torch.device) -> MeasuredParts:

@@ -13,16 +13,17 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Figures = dict[str, Any]
 Reporter = Callable[..., None]
 """Called with figures by name, as often as there are new ones."""
 
+Fault = Literal["kill", "raise", "hang"]
 _PR_SET_PDEATHSIG = 1
 _ENDING_S = 1.0
 
@@ -59,15 +60,23 @@ class Stage:
     work: Callable[[Setting, Reporter], None]
 
 
-def run_stage(stage: Stage, setting: Setting, flush: Callable[[Figures], None]) -> Figures:
-    """Run a stage; `flush` is given all that is known of it so far, whenever it has reported.
+def run_stage(
+    stage: Stage, setting: Setting, flush: Callable[[Figures], None], fault: Fault | None = None
+) -> Figures:
+    """Run a stage.
+
+    Args:
+        stage: to run.
+        setting: that it is given.
+        flush: given all that is known of the stage so far, whenever it has reported.
+        fault: done to the stage after its first report, for tests.
 
     Returns:
         `status` (`done`, `failed`, `cut`), `seconds`, `figures`, and `error` where it did not end well.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_in_child, args=(stage, setting, theirs), name=stage.name)
+    process = context.Process(target=_in_child, args=(stage, setting, theirs, fault), name=stage.name)
     began = time.monotonic()
     found: Figures = {"status": "cut", "seconds": 0.0, "figures": {}}
     process.start()
@@ -81,8 +90,7 @@ def run_stage(stage: Stage, setting: Setting, flush: Callable[[Figures], None]) 
                 message = ours.recv()
             except (EOFError, OSError):  # the process is gone
                 break
-            found["figures"] |= message.pop("figures", {})
-            found |= message
+            _take(found, message)
             found["seconds"] = round(time.monotonic() - began, 1)
             flush(found)
             if found["status"] != "cut":
@@ -98,6 +106,11 @@ def run_stage(stage: Stage, setting: Setting, flush: Callable[[Figures], None]) 
     return found
 
 
+def _take(found: Figures, message: Mapping[str, Any]) -> None:
+    found["figures"].update(message.get("figures", {}))
+    found.update({name: message[name] for name in ("status", "error") if name in message})
+
+
 def _end(process: Any) -> None:
     """End the stage and all that it has started; one that is ending anyway has a moment for it."""
     process.join(_ENDING_S)
@@ -109,14 +122,23 @@ def _end(process: Any) -> None:
     process.join()
 
 
-def _in_child(stage: Stage, setting: Setting, theirs: Connection) -> None:
+def _in_child(stage: Stage, setting: Setting, theirs: Connection, fault: Fault | None) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    reported = 0
+
+    def report(**figures: Any) -> None:
+        nonlocal reported
+        theirs.send({"figures": figures})
+        reported += 1
+        if fault is not None and reported == 1:
+            _do(fault)
+
     # What is left for the end of the process itself, and for the next stage's start.
     setting = replace(setting, limit_s=0.95 * setting.limit_s)
     try:
         _prepare(setting)
-        stage.work(setting, lambda **figures: theirs.send({"figures": figures}))
+        stage.work(setting, report)
         theirs.send({"status": "done"})
     except BaseException:  # noqa: BLE001 - whatever ends a stage is its result
         theirs.send({"status": "failed", "error": traceback.format_exc()[-4000:]})
@@ -134,3 +156,11 @@ def _prepare(setting: Setting) -> None:
         prepare_gpu()
     # A rehearsal traces Qwen-Image's blocks alone: to compile those of all parts on a CPU takes minutes.
     torch._dynamo.config.disable = setting.tiny
+
+
+def _do(fault: Fault) -> None:
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "hang":
+        time.sleep(3600)
+    raise RuntimeError("a planted fault")

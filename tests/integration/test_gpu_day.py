@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(900)
-def test_all_stages_run_on_the_cpu(tmp_path: Path):
+def rehearsed(*arguments: str) -> dict[str, Any]:
+    """The JSON line of a rehearsal, with time enough on a busy machine."""
     answer = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu_day", "--tiny", "--budget-s", "800",
-         "--out", str(tmp_path)],
+         *arguments],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    figures = json.loads(answer.stdout.splitlines()[-1])
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(900)
+def test_all_stages_run_on_the_cpu(tmp_path: Path):
+    figures = rehearsed("--out", str(tmp_path))
     assert (figures["stages"], figures["failed"]) == (5, 0), figures
     assert figures["bits_equal"] is True and figures["ratio_deviation_float32"] == 0
     assert figures["workers_lost"] >= 1 and figures["runtime_peak_gib"] > 0
@@ -34,8 +40,18 @@ def test_all_stages_run_on_the_cpu(tmp_path: Path):
     assert (
         parts["samples_512"] | {"resumed_equal": True, "other_neighbours_equal": True} == parts["samples_512"]
     )
-    for name in ("rollout_512_mfu", "train_512_mfu", "score_gain", "added_share"):
+    for name in ("rollout_512_mfu", "train_512_mfu", "rollout_vs_diffusers", "score_gain", "added_share"):
         assert isinstance(figures[name], float), name
     assert {path.name for path in tmp_path.iterdir()} == {
         "gpu_day.json", "glyphs-before.png", "glyphs-after.png",
+        *(f"timeline-{name}.png" for name in ("disturbed", "undisturbed", "plain")),
     }  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_a_stage_that_is_killed_leaves_the_results_of_the_others():
+    figures = rehearsed("--only", "qwen_image,bits", "--fault", "qwen_image=kill")
+    assert (figures["stages"], figures["failed"]) == (2, 1)
+    assert figures["by_stage"]["qwen_image"]["error"] == "ended by signal or exit -9"
+    assert figures["limit_tflops"] > 0, "its first part had been reported"
+    assert figures["bits_equal"] is True

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,22 +19,42 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import report
 from benchmarks.documents.gpu_document import NOT_YET, headline, profiles, section
 from benchmarks.gpu import gpu_day
-from benchmarks.gpu.carried_wheels import CARRIED, repack
+from benchmarks.gpu.carried_wheels import CARRIED, pins, repack
+from benchmarks.gpu.disturbed import timeline
 from benchmarks.gpu.gpu_day import Day, run, stages, summary
 from benchmarks.gpu.measured_parts import MeasuredParts
+from benchmarks.gpu.plan import REAL, TINY
 from benchmarks.gpu.profiled_model import TARGETS
-from benchmarks.gpu.sized_qwen import TINY, SizedQwen, build_parts
-from benchmarks.gpu.stages import Figures, Reporter, Setting, Stage, run_stage
+from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
+from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
+from benchmarks.gpu.transformer_flops import counted_forward, pass_flops
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.simulator.profile import read_profile
 from storage.config.loading import load_config
 from storage.config.run_config import AdaptationConfig
 from storage.home import Home
+from storage.record.records import StateInterval
 from tasks import profiles as named_profiles
 from tasks.profiles import PROFILES, find_profile
+from ui.elements.palette import STATE_COLOURS
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("shape", "side", "text"), [(TINY.shape, 4, 8), (REAL.shape, 32, 128), (REAL.shape, 80, 128)]
+)
+def test_the_formula_of_a_denoising_step_is_what_torch_counts(shape: Any, side: int, text: int):
+    assert pass_flops(shape, side**2, text).forward == counted_forward(shape, side, text)
+
+
+def test_the_real_size_has_twenty_billion_weights():
+    with torch.device("meta"):
+        from diffusers import QwenImageTransformer2DModel
+
+        transformer: Any = QwenImageTransformer2DModel(**REAL.shape.arguments())
+    assert 20.4e9 < sum(weight.numel() for weight in transformer.parameters()) < 20.5e9
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
@@ -49,7 +68,8 @@ def test_the_formula_of_a_training_pass_is_near_what_torch_counts(mode: str):
     encoded = model.encode_prompts(["a"])
     with counter, sdpa_kernel(SDPBackend.MATH):
         model.velocity(latents, torch.tensor([0.5]), encoded).square().mean().backward()
-    flops = plan.operations(1280, full=mode == "full")
+    rank = TINY.rank if mode == "lora" else 0
+    flops = pass_flops(TINY.shape, plan.image_tokens(1280), TINY.text_length, rank, full=mode == "full")
     expected = flops.forward + flops.adapters + flops.backward
     # The first block's input needs no gradient, which the formula does not know: a part of two layers here.
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.12)
@@ -94,58 +114,41 @@ def steady(setting: Setting, report: Reporter) -> None:
     report(second=2)
 
 
-def killed(setting: Setting, report: Reporter) -> None:
-    report(first=1)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def failing(setting: Setting, report: Reporter) -> None:
-    report(first=1)
-    raise RuntimeError("no such kernel")
-
-
-def hanging(setting: Setting, report: Reporter) -> None:
-    report(first=1)
-    time.sleep(3600)
-
-
 @pytest.mark.parametrize(
-    ("work", "status", "said"),
+    ("fault", "status", "said"),
     [
-        (steady, "done", ""),
-        (killed, "failed", "ended by signal or exit -9"),
-        (failing, "failed", "RuntimeError: no such kernel"),
-        (hanging, "cut", "ended by its limit of 4 s"),
+        (None, "done", ""),
+        ("kill", "failed", "ended by signal or exit -9"),
+        ("raise", "failed", "RuntimeError: a planted fault"),
+        ("hang", "cut", "ended by its limit of 4 s"),
     ],
 )
-def test_a_stage_leaves_what_it_has_found_however_it_ends(
-    work: Callable[[Setting, Reporter], None], status: str, said: str
-):
+def test_a_stage_leaves_what_it_has_found_however_it_ends(fault: Fault | None, status: str, said: str):
     flushed: list[Figures] = []
     began = time.monotonic()
     found = run_stage(
-        Stage("one", 4.0, work), Setting("cpu", True, 4.0),
-        lambda figures: flushed.append(json.loads(json.dumps(figures))),
+        Stage("steady", 4.0, steady), Setting("cpu", True, 4.0),
+        lambda figures: flushed.append(json.loads(json.dumps(figures))), fault,
     )  # fmt: skip
     assert found["status"] == status and said in found.get("error", "")
-    assert found["figures"] == ({"first": 1, "second": 2} if work is steady else {"first": 1})
+    assert found["figures"] == ({"first": 1, "second": 2} if fault is None else {"first": 1})
     assert flushed[0]["figures"] == {"first": 1} and time.monotonic() - began < 60
 
 
 def test_a_stage_that_is_killed_costs_no_other_one_and_another_try_replaces_it(tmp_path: Path):
     named = {"device": "cpu", "date": "2026-11-27", "tiny": True}
     day = Day(named, {}, {}, tmp_path, keep=False)
-    chosen = [Stage("one", 60.0, steady), Stage("two", 60.0, killed), Stage("three", 60.0, steady)]
+    chosen = [Stage("one", 60.0, steady), Stage("two", 60.0, steady), Stage("three", 60.0, steady)]
     setting = Setting("cpu", True, 0.0)
-    run(day, chosen, setting, 180.0)
+    run(day, chosen, setting, 180.0, ("two", "kill"))
     written = json.loads((tmp_path / "gpu_day.json").read_text())["figures"]
     assert (written["stages"], written["failed"]) == (3, 1)
     assert [stage["status"] for stage in written["by_stage"].values()] == ["done", "failed", "done"]
     again = Day(named, {}, written["by_stage"], tmp_path, keep=False)
-    run(again, [replace(chosen[1], work=steady)], setting, 60.0)
+    run(again, chosen[1:2], setting, 60.0, None)
     written = json.loads((tmp_path / "gpu_day.json").read_text())["figures"]
     assert (written["stages"], written["failed"]) == (3, 0)
-    run(again, chosen[2:], setting, 1.0)
+    run(again, chosen[2:], setting, 1.0, None)
     assert again.by_stage["three"]["status"] == "skipped" and again.figures()["stages"] == 2
 
 
@@ -196,10 +199,21 @@ def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
     assert section(of_cpu).startswith(NOT_YET) and headline(of_cpu).startswith(NOT_YET)
 
 
+def test_a_time_line_has_a_row_for_each_device():
+    shown = timeline(
+        [
+            StateInterval("reserved-0", "reserved", "train", 0.0, 4.0, 1.0),
+            StateInterval("spot-0", "spot", "idle", 0.0, 3.0, 1.0),
+            StateInterval("spot-0", "spot", "explore", 3.0, 4.0, 1.0),
+        ]
+    )
+    pixels = np.asarray(shown)[[10, 32], shown.width * 3 // 4]
+    assert [f"#{bytes(pixel).hex()}" for pixel in pixels] == [STATE_COLOURS["train"], STATE_COLOURS["idle"]]
+
+
 def test_every_carried_wheel_has_a_version():
-    pinned = [line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    named = [[name.lower().replace("_", "-") for name in names] for names in (CARRIED, pinned)]
-    assert set(named[0]) <= set(named[1])
+    versions = pins(CARRIED, (ROOT / "constraints.txt").read_text())
+    assert len(versions) == len(CARRIED) and all("==" in version for version in versions)
 
 
 def test_rapidocr_travels_with_its_recogniser_alone(tmp_path: Path):

@@ -1,0 +1,81 @@
+"""Sizes of what the stages on Qwen-Image measure: the real ones, and those of a rehearsal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.transformer_flops import TransformerShape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and batches; a size is called by the pixels of the real one, also where a rehearsal has fewer.
+
+    Attributes:
+        shape, dtype: of the transformer.
+        vae: arguments of the VAE's class.
+        pixels: edge of the square images of each size.
+        batches: of a denoising step, for each size; the first one is measured first.
+        run_batch: samples of a rollout and of a training step, for each size.
+        text_length, text_tokens: of a prompt, with padding and without.
+        rank: of the adapters.
+        steps: denoising steps of a rollout.
+        edge: of the square matrices whose product is the limit.
+        compiler: backend of torch.compile.
+    """
+
+    shape: TransformerShape
+    dtype: torch.dtype
+    vae: dict[str, Any]
+    pixels: dict[int, int]
+    batches: dict[int, tuple[int, ...]]
+    run_batch: dict[int, int]
+    text_length: int
+    text_tokens: int
+    rank: int
+    steps: int
+    edge: int
+    compiler: str
+
+    def image_tokens(self, size: int) -> int:
+        """Latent tokens S of an image."""
+        return (self.pixels[size] // 16) ** 2
+
+
+REAL = Plan(
+    shape=TransformerShape(),
+    dtype=torch.bfloat16,
+    vae={},
+    pixels={512: 512, 1280: 1280},
+    batches={512: (8, 1, 4), 1280: (1,)},
+    run_batch={512: 8, 1280: 4},
+    text_length=128,
+    text_tokens=24,
+    rank=64,
+    steps=10,
+    edge=8192,
+    compiler="inductor",
+)
+
+TINY = Plan(
+    shape=TransformerShape(
+        layers=2, heads=2, head_width=16, text_width=32, channels=16, rope_axes=(4, 6, 6)
+    ),
+    dtype=torch.float32,
+    vae={
+        "base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
+        "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4,
+    },
+    pixels={512: 32, 1280: 64},
+    batches={512: (8, 1, 4), 1280: (1,)},
+    run_batch={512: 4, 1280: 4},
+    text_length=16,
+    text_tokens=4,
+    rank=4,
+    steps=6,
+    edge=512,
+    compiler="eager",  # generating code for CPUs takes half a minute, and shows nothing of that for GPUs
+)  # fmt: skip

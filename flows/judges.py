@@ -89,16 +89,16 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
         try:
             yield judge
         finally:
-            if judge.code is not None:
-                reporter().note(f"warning: the judge at {url} ended with code {judge.code}; see {log}")
+            if (code := judge.process.poll()) is not None:
+                reporter().note(f"warning: the judge at {url} ended with code {code}; see {log}")
     finally:
         judge.stop()
 
 
 def _wait_until_loaded(url: str, judge: Child, until_s: float) -> None:
     while not _has_loaded(url):
-        if judge.code is not None:
-            raise ConfigurationError(f"the judge at {url} does not start: {judge.ended}")
+        if (ended := judge.ended) is not None:
+            raise ConfigurationError(f"the judge at {url} does not start: {ended}")
         if time.monotonic() > until_s:
             raise ConfigurationError(
                 f"the judge at {url} has not loaded in time (runtime.start_timeout_s, or --limit); its first "

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
-from flows.server.note import FileLock, ServerNote, note_file
+from flows.server.note import ServerNote, note_file
 from flows.server.password import home_password
 from storage.home import Home
 from tests.answering import answering
@@ -15,15 +14,10 @@ from tests.answering import answering
 
 @contextmanager
 def noted_server(home: Home, asks: bool = True) -> Iterator[ServerNote]:
-    """A server that another process of this home seems to have started.
-
-    Args:
-        home: whose.
-        asks: whether it asks for the password.
-    """
+    """A server that another process of this home seems to have started; `asks` for the password."""
     login = f"Basic {base64.b64encode(home_password(home.ensure()).encode()).decode()}"
-    with answering(200, "{}", login if asks else "") as url, closing(FileLock(note_file(home))) as lock:
-        note = ServerNote(os.getpid(), "127.0.0.1", int(url.rpartition(":")[2]))
-        assert lock.attempt()
-        lock.write(note)
+    with answering(200, "{}", login if asks else "") as url:
+        note = ServerNote("127.0.0.1", int(url.rpartition(":")[2]))
+        note.write(note_file(home))
         yield note
+    note_file(home).unlink()

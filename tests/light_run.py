@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.process.stopping import stops_in_order
+from flows.server.local_server import without_prefect
 from flows.server.prefect_server import prefect_server
 from storage.home import Home
 
@@ -25,10 +26,10 @@ def started(
 ) -> subprocess.Popen[str]:
     """A run of so many tasks of a fifth of a second, as a process of its own."""
     own = {"SPOTLIGHT_HOME": str(home.path), "PYTHONPATH": str(ROOT), **(environment or {})}
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.light_run", name, str(tasks)],
-        cwd=folder, env=inherited | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=folder, env=without_prefect(os.environ) | own, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 

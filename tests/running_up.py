@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from flows.deployed.up import left_of
+from flows.server.local_server import without_prefect
 from flows.server.password import home_password
 from storage.home import Home
 from storage.processes import python_command
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SERVER, DEPLOYMENTS, DASHBOARD = "flows.server.process", "flows.deployed.serving", "streamlit"
 """Words in the commands of the three."""
 
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 PATIENCE_S = 200.0
 """On a busy machine everything takes long; nothing is judged by it."""
 
@@ -77,18 +79,12 @@ def client_of(home: Home) -> httpx.Client:
 
 
 class RunningUp:
-    """A `spotlight up` of a home, ready to be used.
+    """A `spotlight up` of a home, ready to be used: its API, a client with the password, what it has printed.
 
     Args:
-        home: the home.
         options: more words of the command.
         folder: the current one.
         server_port: Prefect's; 0 takes a free one.
-
-    Attributes:
-        api: address of Prefect's API.
-        client: asks it with the home's password.
-        log: what it has printed.
     """
 
     def __init__(self, home: Home, *options: str, folder: Path = ROOT, server_port: int = 0) -> None:
@@ -132,14 +128,7 @@ class RunningUp:
     def start_run(
         self, deployment: str, form: dict[str, Any], name: str = "", **others: Any
     ) -> httpx.Response:
-        """What the Prefect UI sends when its form is submitted.
-
-        Args:
-            deployment: its name.
-            form: what was filled in.
-            name: the Run Name; empty lets Prefect make one up.
-            others: parameters beside the form.
-        """
+        """What the Prefect UI sends when its form is submitted; without a Run Name Prefect makes one up."""
         found = self.client.get(f"{self.api}/deployments/name/{deployment}/{deployment}").json()
         sent = {"parameters": {"form": form, **others}, "state": {"type": "SCHEDULED"}}
         sent |= {"name": name} if name else {}
@@ -182,10 +171,11 @@ class RunningUp:
 
     def wait_for_end(self, flow_run_id: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its final state."""
-        final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-        wait_until(
-            "the flow run ends", lambda: self.flow_run(flow_run_id)["state"]["type"] in final, patience_s
-        )
+
+        def is_over() -> bool:
+            return self.flow_run(flow_run_id)["state"]["type"] in FINAL
+
+        wait_until("the flow run ends", is_over, patience_s)
         return self.flow_run(flow_run_id)["state"]
 
 
@@ -202,7 +192,4 @@ def running_up(home: Home, *options: str, folder: Path = ROOT, server_port: int 
 
 
 def _environment(home: Home) -> dict[str, str]:
-    environment = os.environ | {"SPOTLIGHT_HOME": str(home.path), "PYTHONPATH": str(ROOT)}
-    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME"):
-        environment.pop(name, None)
-    return environment
+    return without_prefect(os.environ) | {"SPOTLIGHT_HOME": str(home.path), "PYTHONPATH": str(ROOT)}

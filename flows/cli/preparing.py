@@ -100,9 +100,9 @@ def judge(
         reached = f"http://{name}:{port}/score"
         typer.echo(f"it answers at {reached} and writes {started.log}; a run asks it with\n")
         typer.echo(f"    --set reward.scorer=remote --set reward.options.url={reached}")
-        while started.code is None:
+        while (code := started.process.poll()) is None:
             time.sleep(0.2)
-    raise typer.Exit(started.code)
+    raise typer.Exit(code)
 
 
 def profile(

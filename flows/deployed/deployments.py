@@ -46,14 +46,13 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
 
     Watch it in the dashboard. Cancel ends it in order; it can be resumed from its last iteration.
     """
-    with _deployed():
-        home = Home.from_environment().ensure()
-        store = RunStore(home)
+    with _deployed() as home:
         if form.resume:
             run_id, config = form.resume, _resumed(home, form)
         else:
-            config = start.new_configuration(form.preset, _settings(form))
-            run_id = start.free_run_id(store, config.name, name_given_in_prefect())
+            iterations = [f"iterations={form.iterations}"] if form.iterations else []
+            config = start.new_configuration(form.preset, [*form.settings, *iterations])
+            run_id = start.free_run_id(RunStore(home), config.name, name_given_in_prefect())
         close_flow_runs_of_ended_runs(home)
         with RunLog(home, run_id).of_start(), judges_beside(config):
             run_preflight(config)
@@ -67,8 +66,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
 @flow(name="evaluate", persist_result=False)
 def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
-    with _deployed():
-        home = Home.from_environment().ensure()
+    with _deployed() as home:
         preset = None if form.run_id else form.preset
         config = start.evaluated_configuration(home, form.run_id or None, preset, form.settings)
         evaluation_id = start.free_evaluation_id(home, config, name_given_in_prefect())
@@ -87,8 +85,7 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
     with _deployed():
         out = str(claim_folder(form.out, "out"))
-        result = _function("flows.pretrain", "pretrain")(form.model, out, form.seed)
-        show_result(result)
+        show_result(result := _function("flows.pretrain", "pretrain")(form.model, out, form.seed))
     return result
 
 
@@ -96,11 +93,10 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
 @crashes_with_its_cluster
 def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
     """Do a recorded run again with its own configuration and seeds, and compare; a drift fails the run."""
-    with _deployed():
+    with _deployed() as home:
         given = name_given_in_prefect()
         if given is not None:
-            store = RunStore(Home.from_environment().ensure())
-            start.free_run_id(store, "", given)
+            start.free_run_id(RunStore(home), "", given)
         module = importlib.import_module("flows.reproduce")
         done = module.do_again(form, given, named=name_flow_run)
         show_result(done.summary())
@@ -114,32 +110,31 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
     from tasks.what_if import simulation  # it imports pandas
 
-    with _deployed():
+    with _deployed() as home:
         question = form.question()
         config = given_configuration(form.preset, [*form.settings, *question.as_settings()], needs_task=False)
-        asked = simulation(Home.from_environment(), config, question)
+        asked = simulation(home, config, question)
         result = asked.answer(asked.policies()).to_json()
         show_policies(result["policies"])
         show_conclusions(result)
     return result
 
 
+FLOWS = (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form, what_if_by_form)
+
+
 @contextmanager
-def _deployed() -> Iterator[None]:
+def _deployed() -> Iterator[Home]:
     """Run a form in the folder where `spotlight up` was started, for the pages and cancels of Prefect."""
     os.chdir(os.environ.get(FOLDER_VARIABLE, "."))
     with gone_soon_when_cancelled(), shown_in_prefect():
-        yield
+        yield Home.from_environment().ensure()
 
 
 def _function(module: str, name: str) -> Any:
     """Return a function, or that of a flow, imported on call: its libraries take seconds."""
     found = getattr(importlib.import_module(module), name)
     return getattr(found, "fn", found)
-
-
-def _settings(form: TrainingForm) -> list[str]:
-    return [*form.settings, *([f"iterations={form.iterations}"] if form.iterations else [])]
 
 
 def _resumed(home: Home, form: TrainingForm) -> RunConfig:

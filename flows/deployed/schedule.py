@@ -12,7 +12,6 @@ _RANGES = {
     "minute": (0, 59), "hour": (0, 23), "day of the month": (1, 31), "month": (1, 12),
     "day of the week": (0, 7),
 }  # fmt: skip
-_FIELDS = len(_RANGES)
 _NAMES = {  # by the greatest number of their field
     12: ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
     7: ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
@@ -21,7 +20,7 @@ _NAMES = {  # by the greatest number of their field
 
 @dataclass(frozen=True)
 class Nightly:
-    """The schedules of the reproducibility runs.
+    """The schedule.
 
     Attributes:
         active: True if they run by themselves; otherwise they must be switched on in the Prefect UI.
@@ -39,12 +38,13 @@ class Nightly:
         Raises:
             ConfigurationError: the expression is of another form, or the zone does not exist.
         """
-        if len(self.cron.split()) != _FIELDS:
+        parts = self.cron.split()
+        if len(parts) != len(_RANGES):
             raise ConfigurationError(
-                f"--cron {quoted(self.cron)} has {len(self.cron.split())} fields, not {_FIELDS}: minute, "
-                'hour, day of the month, month, day of the week, as in "0 2 * * *"'
+                f"--cron {quoted(self.cron)} has {len(parts)} fields, not {len(_RANGES)}: "
+                f'{", ".join(_RANGES)}, as in "0 2 * * *"'
             )
-        for part, name, (least, most) in zip(self.cron.split(), _RANGES, _RANGES.values(), strict=True):
+        for part, (name, (least, most)) in zip(parts, _RANGES.items(), strict=True):
             if not all(_is_cron(one, least, most) for one in part.split(",")):
                 raise ConfigurationError(
                     f"--cron {quoted(self.cron)}: {quoted(part)} is no {name}; write *, a number from "
@@ -59,10 +59,6 @@ class Nightly:
                 "name such as Europe/Berlin"
             ) from error
 
-    def arguments(self) -> list[str]:
-        """Return the schedule as arguments of `flows.deployed.serving`."""
-        return ["--cron", self.cron, "--timezone", self.timezone, *(["--schedule"] if self.active else [])]
-
     def in_words(self) -> str:
         """Describe the schedule for the person who started it."""
         when = f"{self.cron!r} in {self.timezone}"
@@ -74,8 +70,8 @@ def _is_cron(text: str, least: int, most: int) -> bool:
     found = re.fullmatch(r"(\*|(\w+)(?:-(\w+))?)(?:/([1-9]\d{0,3}))?", text, re.ASCII)
     if found is None:
         return False
-    values = [value for value in found.group(2, 3) if value is not None]
     return all(
         value.lower() in _NAMES.get(most, ()) or (value.isdigit() and least <= int(value[:4]) <= most)
-        for value in values
+        for value in found.group(2, 3)
+        if value is not None
     )

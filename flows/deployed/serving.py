@@ -6,10 +6,11 @@ running flows: here SIGTERM cancels them, so that they save what they hold and c
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -18,13 +19,7 @@ from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.utilities.callables import ParameterSchema
 
-from flows.deployed.deployments import (
-    evaluate_by_form,
-    post_train_by_form,
-    pretrain_by_form,
-    reproduce_by_form,
-    what_if_by_form,
-)
+from flows.deployed.deployments import FLOWS, reproduce_by_form
 from flows.deployed.forms import ReproductionForm
 from flows.deployed.schedule import Nightly
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
@@ -37,13 +32,6 @@ _GONE_S = 0.5
 POLL_S = 2.0
 """Seconds between requests to the server for flow runs that are due."""
 
-
-class _NoOtherParameters(ParameterSchema):
-    """Parameters that refuse unknown ones: Prefect's own pass them on, and the flow's process crashes."""
-
-    additionalProperties: bool  # JSON schema names it so
-
-
 NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
 """Preset that is reproduced, by deployment: characters read by OCR, shapes judged as GenEval does.
 
@@ -51,40 +39,39 @@ One deployment each: Prefect's UI tells the schedules of one apart only by their
 """
 
 
+class _NoOtherParameters(ParameterSchema):
+    """Parameters that refuse unknown ones: Prefect's own pass them on, and the flow's process crashes."""
+
+    additionalProperties: bool  # JSON schema names it so
+
+
 def deployments(nightly: Nightly) -> list[RunnerDeployment]:
     """Return the five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`."""
     schedule = Cron(nightly.cron, timezone=nightly.timezone, active=nightly.active, slug="nightly")
     # Not the file: a flow run must find it whatever folder `up` was started in.
     kind = EntrypointType.MODULE_PATH
-    made = [
-        post_train_by_form.to_deployment("post-train", entrypoint_type=kind),
-        evaluate_by_form.to_deployment("evaluate", entrypoint_type=kind),
-        reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind),
-        pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
-        what_if_by_form.to_deployment("what-if", entrypoint_type=kind),
-        *(
-            reproduce_by_form.to_deployment(
-                name, entrypoint_type=kind, schedule=schedule,
-                parameters={"form": ReproductionForm(preset=preset).model_dump(mode="json")},
-            )
-            for name, preset in NIGHTLY.items()
-        ),
+    made = [flow.to_deployment(flow.name, entrypoint_type=kind) for flow in FLOWS]
+    made += [
+        reproduce_by_form.to_deployment(
+            name, entrypoint_type=kind, schedule=schedule,
+            parameters={"form": ReproductionForm(preset=preset).model_dump(mode="json")},
+        )
+        for name, preset in NIGHTLY.items()
     ]  # fmt: skip
-    ready = [
-        one for one in made if isinstance(one, RunnerDeployment)
-    ]  # a coroutine in asynchronous code alone
+    # A coroutine in asynchronous code alone.
+    ready = [deployment for deployment in made if isinstance(deployment, RunnerDeployment)]
     for deployment in ready:
         named = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
         deployment._parameter_openapi_schema = _NoOtherParameters(**named, additionalProperties=False)
     return ready
 
 
-async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path | None) -> None:
+async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         runs_at_once: flow runs that may run at the same time.
-        ready: file to create once runs can be started; None creates none.
+        ready: file to create once runs can be started.
     """
     # Schedules keep their state when this ends: the next `up` sets again whether they are active.
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
@@ -93,14 +80,11 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
     await asyncio.to_thread(close_flow_runs_of_ended_runs, Home.from_environment())
     await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
     going = asyncio.create_task(runner.start())
-    while not runner.started:
-        if going.done():
-            break
+    while not (runner.started or going.done()):
         await asyncio.sleep(0.05)
-    else:
+    if not going.done():
         _end_in_order(runner)
-        if ready is not None:
-            ready.touch()
+        ready.touch()
     await going
 
 
@@ -109,36 +93,29 @@ def _end_in_order(runner: Runner) -> None:
     stopping: list[asyncio.Task[None]] = []
     parent = os.getppid()
 
+    async def end() -> None:
+        await asyncio.sleep(_GONE_S)
+        if os.getppid() == parent:
+            await runner.astop()
+        else:  # the server is gone with `up`, and the runner would ask it for minutes
+            await asyncio.to_thread(end_processes, psutil.Process().children())
+            os._exit(1)
+
     def stop() -> None:
         if not stopping:
-            stopping.append(asyncio.create_task(_end(runner, parent)))
+            stopping.append(asyncio.create_task(end()))
 
     # The runner's own handler, set before, waits inside the signal for the loop that it blocks.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
-async def _end(runner: Runner, parent: int) -> None:
-    await asyncio.sleep(_GONE_S)
-    if os.getppid() == parent:
-        await runner.astop()
-    else:  # the server is gone with `up`, and the runner would ask it for minutes
-        await asyncio.to_thread(end_processes, psutil.Process().children())
-        os._exit(1)
-
-
 def main() -> None:
-    """Serve until told to end."""
-    parser = argparse.ArgumentParser(description="Serve the deployments to the server of PREFECT_API_URL.")
-    parser.add_argument("--ready", type=Path, help="file to make once runs can be started")
-    parser.add_argument("--runs-at-once", type=int, default=1)
-    parser.add_argument("--schedule", action="store_true", help="run the nightly reproductions by themselves")
-    parser.add_argument("--cron", default=Nightly.cron)
-    parser.add_argument("--timezone", default=Nightly.timezone)
-    arguments = parser.parse_args()
-    nightly = Nightly(arguments.schedule, arguments.cron, arguments.timezone)
+    """Serve to the server of PREFECT_API_URL, as `up` says: `ready`, `runs_at_once`, `nightly` in JSON."""
+    said = json.loads(sys.argv[1])
     # Made outside of the loop, where Prefect's functions wait for themselves.
-    asyncio.run(serve(deployments(nightly), arguments.runs_at_once, arguments.ready))
+    served = deployments(Nightly(**said["nightly"]))
+    asyncio.run(serve(served, said["runs_at_once"], Path(said["ready"])))
 
 
 if __name__ == "__main__":

@@ -7,18 +7,18 @@ lock while it ends those.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
-import httpx
 import psutil
 
 from flows.deployed.schedule import Nightly
@@ -33,19 +33,14 @@ from flows.server.dashboards import (
     noted_dashboard,
 )
 from flows.server.local_server import LocalServer, for_client
-from flows.server.note import FileLock, ServerNote, living_server, read_note
+from flows.server.note import ServerNote, living_note, living_server, read_note, sole_holder
 from flows.server.password import home_password, password_file
-from flows.server.ports import (
-    LOOPBACK,
-    SERVER_PORT,
-    check_address,
-    is_loopback,
-    reachable,
-    refuse_taken_port,
-)
+from flows.server.ports import LOOPBACK, SERVER_PORT, check_address, is_loopback, reachable, refuse_taken_port
+from flows.server.prefect_server import is_healthy
 from storage.errors import ConfigurationError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE, UP_VARIABLE, Home
 from storage.processes import SAFE_PATH, python_command
+from storage.record.files import locked
 
 SERVING_MODULE = "flows.deployed.serving"
 
@@ -77,7 +72,7 @@ class UpOptions:
     @property
     def server(self) -> ServerNote:
         """The note of an `up`: where Prefect's server listens."""
-        return ServerNote(os.getpid(), self.host, self.server_port, self.names)
+        return ServerNote(self.host, self.server_port, self.names)
 
     @property
     def dashboard_url(self) -> str:
@@ -92,8 +87,7 @@ def up(home: Home, options: UpOptions) -> int:
         Exit code: 0 if a person ended it, 1 if one of the three died.
 
     Raises:
-        ConfigurationError, ServerError: an unusable value, port or home; or one of the three did
-            not start. Nothing is left running then.
+        ConfigurationError, ServerError: an unusable value, port or home; or one of the three did not start.
     """
     _check(home, options)
     with sole_supervisor(home, options), _ending_asked(home) as asked:
@@ -108,7 +102,7 @@ def up(home: Home, options: UpOptions) -> int:
 
 def _serve(home: Home, options: UpOptions, asked: threading.Event, ends: ExitStack) -> int:
     """Do the work of `up`; `ends` gets what ends the three: the deployments with their runs first."""
-    ready = _ready_file(home)
+    ready = home.path / "up.ready"
     ready.unlink(missing_ok=True)
     ends.callback(ready.unlink, missing_ok=True)
     ends.callback(lambda: end_processes(left_of(home)))  # descendants of a killed child
@@ -118,17 +112,18 @@ def _serve(home: Home, options: UpOptions, asked: threading.Event, ends: ExitSta
     children: list[Child] = []
 
     def dead() -> str | None:
-        ended = (child.ended for child in children)
-        return server.lost() or next((said for said in ended if said is not None), None)
+        return server.lost() or next(filter(None, (child.ended for child in children)), None)
 
     if not _wait(server.is_ready, asked, dead, home):
         return 0
     links = {DASHBOARD_URL_VARIABLE: options.dashboard_url}
     environment = links | for_client(os.environ, server.client_environment) | mark
-    for start in (_dashboard, _deployments):
-        children.append(start(home, options, environment))
-        ends.callback(children[-1].stop)
-    if not _wait(lambda: ready.exists() and _answers(options.dashboard_url), asked, dead, home):
+    for child in _children(home, options, environment, ready):
+        children.append(child)
+        ends.callback(child.stop)
+    if not _wait(
+        lambda: ready.exists() and is_healthy(f"{options.dashboard_url}/_stcore"), asked, dead, home
+    ):
         return 0
     _say_where(home, options)
     while not asked.wait(_LOOK_S):
@@ -139,41 +134,27 @@ def _serve(home: Home, options: UpOptions, asked: threading.Event, ends: ExitSta
     return 0
 
 
-def _dashboard(home: Home, options: UpOptions, environment: Mapping[str, str]) -> Child:
+def _children(home: Home, options: UpOptions, environment: Mapping[str, str], ready: Path) -> Iterator[Child]:
+    """Start the dashboard and the deployments, which make the file `ready` once runs can be started."""
     # SIGKILL: Streamlit's own shutdown hangs if its output is not read, and it only reads.
-    return Child(
+    yield Child(
         "dashboard", dashboard_command(options.dashboard_port, options.host, options.names),
         dashboard_environment(home, environment), home.logs / "dashboard.log",
         signal.SIGKILL, folder=DASHBOARD_FOLDER,
     )  # fmt: skip
-
-
-def _deployments(home: Home, options: UpOptions, environment: Mapping[str, str]) -> Child:
+    said = {"ready": str(ready), "runs_at_once": options.runs_at_once, "nightly": asdict(options.nightly)}
     # Prefect reads the settings of its current folder: it is not the person's, to which a run returns.
-    return Child(
-        "deployments",
-        python_command(
-            "-m", SERVING_MODULE, "--ready", str(_ready_file(home)),
-            "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
-        ),
+    yield Child(
+        "deployments", python_command("-m", SERVING_MODULE, json.dumps(said)),
         {**environment, **SAFE_PATH, "PREFECT_LOGGING_LEVEL": "INFO", FOLDER_VARIABLE: os.getcwd()},
         home.logs / "deployments.log", patience_s=ENDING_S, folder=home.prefect,
     )  # fmt: skip
 
 
-def _ready_file(home: Home) -> Path:
-    """Return the file that the deployments make once runs can be started."""
-    return home.path / "up.ready"
-
-
 def _wait(
     ready: Callable[[], bool], asked: threading.Event, dead: Callable[[], str | None], home: Home
 ) -> bool:
-    """Wait until children are ready; return False if the end is asked for.
-
-    Raises:
-        ServerError: a child died, or it took too long.
-    """
+    """Wait until children are ready; return False if the end is asked for."""
     deadline = time.monotonic() + _START_LIMIT_S
     while not ready():
         if said := dead():
@@ -215,17 +196,15 @@ def down(home: Home) -> list[str]:
         ServerError: it runs on another machine.
     """
     file, ended = state_file(home), []
+    _refuse_other_machine(home)
+    if (note := living_note(file)) is not None:
+        ended.append(f"up (process {note.pid})")
+        with suppress(ProcessLookupError):
+            os.kill(note.pid, signal.SIGTERM)
     if not file.exists():
         return []
-    with closing(FileLock(file)) as lock:
-        _note_of_this_machine(home)
-        if not lock.attempt():
-            if (note := _note_of_this_machine(home)) is not None:
-                ended.append(f"up (process {note.pid})")
-                with suppress(ProcessLookupError):
-                    os.kill(note.pid, signal.SIGTERM)
-            lock.acquire(2 * ENDING_S, f"a `spotlight up` or `spotlight down` of {home.path}")
-        lock.write(None)
+    with sole_holder(file, 2 * ENDING_S, f"a `spotlight up` or `spotlight down` of {home.path}"):
+        file.write_text("")
         left = {process: _in_words(process) for process in left_of(home)}
         # The process that serves the deployments ends its runs in order, which tell the server.
         end_processes([process for process, words in left.items() if SERVING_MODULE in words])
@@ -234,27 +213,28 @@ def down(home: Home) -> list[str]:
 
 
 def state_file(home: Home) -> Path:
-    """Return the file that a home's `up` has locked; who takes the lock replaces the note at once."""
+    """Return the file that a home's `up` has locked; whichever takes the lock replaces the note at once."""
     return home.path / "up.json"
 
 
 @contextmanager
 def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
-    """Hold a home's lock, which the system releases however this process ends.
+    """Hold a home's lock, and note its `up`.
 
     Raises:
         ServerError: another `spotlight up` has this home, or an earlier one left processes.
     """
-    with closing(FileLock(state_file(home.ensure()))) as lock:
-        _note_of_this_machine(home)
-        if not lock.attempt():
-            note = _note_of_this_machine(home)
+    file = state_file(home.ensure())
+    with locked(file, wait=False) as is_ours:
+        _refuse_other_machine(home)
+        if not is_ours:
+            note = read_note(file)
             holder = f" (process {note.pid}, {note.ui_url})" if note else ", or `spotlight down` ends it"
             raise ServerError(
                 f"`spotlight up` runs already for {home.path}{holder}; use it, end it with `spotlight down`, "
                 "or set SPOTLIGHT_HOME to another folder"
             )
-        lock.write(options.server)
+        options.server.write(file)
         try:
             if left := left_of(home):
                 named = ", ".join(map(_in_words, left[:4]))
@@ -264,22 +244,16 @@ def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
                 )
             yield
         finally:
-            lock.write(None)
+            file.write_text("")
 
 
-def _note_of_this_machine(home: Home) -> ServerNote | None:
-    """Return the note of a home's `up`; None where none has written one.
-
-    Raises:
-        ServerError: it is another machine's.
-    """
+def _refuse_other_machine(home: Home) -> None:
     note = read_note(state_file(home))
     if note is not None and note.machine != socket.gethostname():
         raise ServerError(
             f"`spotlight up` of {home.path} runs on {note.machine}; end it there with `spotlight down`, or, "
             f"if that machine is gone, delete {state_file(home)}"
         )
-    return note
 
 
 def left_of(home: Home) -> list[psutil.Process]:
@@ -287,7 +261,7 @@ def left_of(home: Home) -> list[psutil.Process]:
     found, mark = [], _mark(home)
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
-            if process.status() != psutil.STATUS_ZOMBIE and (process.environ().get(UP_VARIABLE) == mark):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(UP_VARIABLE) == mark:
                 found.append(process)
     return found
 
@@ -333,10 +307,3 @@ def _say_where(home: Home, options: UpOptions) -> None:
         f"nightly reproducibility runs: {options.nightly.in_words()}\n"
         "Ctrl-C ends all three"
     )
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/_stcore/health", timeout=2, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False

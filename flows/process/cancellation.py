@@ -3,8 +3,7 @@
 Prefect takes every end by a signal for a crash: it marks the flow run and its task runs Crashed, and prints a
 red line for each. Here they are Cancelled, as the run is in the record.
 
-Prefect's runner cancels only flow runs of deployments. A run of the command line watches its own state
-instead: when a person presses Cancel in the Prefect UI, it gets the same SIGTERM that a runner would send.
+Prefect's runner cancels only flow runs of deployments. A run of the command line watches its own state.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _MESSAGE = "ended by a person or by the system"
 def cancellable(name: str) -> Iterator[None]:
     """Let the flow run called `name` be cancelled from the Prefect UI while the context lasts.
 
-    Signals must then be handled by `flows.process.stopping` and not by Prefect's engine. Only the main
-    thread gets signals: in another thread this does nothing.
+    Cancel sends this process the SIGTERM that a runner would. Only the main thread gets signals: in another
+    thread this does nothing.
 
     Raises:
         RunCancelledError: the run was cancelled in the Prefect UI.
@@ -128,24 +127,18 @@ def gone_soon_when_cancelled() -> Iterator[None]:
 
 
 def _cancelled_by(error: BaseException) -> State[Any] | None:
-    """Return the state of a run ended by this error; None if it was not a signal.
-
-    The task runner gives up a task whose thread runs when its flow ends: a `CancelledError`.
-    """
-    if isinstance(error, (KeyboardInterrupt, TerminationSignal, CancelledError)):
-        return Cancelled(message=_MESSAGE)
-    return None
+    """Return the state of a run ended by this error; None if it was not a signal."""
+    # The task runner gives up a task whose thread runs when its flow ends: a `CancelledError`.
+    is_signal = isinstance(error, (KeyboardInterrupt, TerminationSignal, CancelledError))
+    return Cancelled(message=_MESSAGE) if is_signal else None
 
 
-class _CancelledIsNoError(logging.Filter):
-    """A filter for the error that Prefect logs of each flow run and task run that does not complete."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return _MESSAGE not in record.getMessage()
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    return _MESSAGE not in record.getMessage()
 
 
-for _name in ("prefect.flow_runs", "prefect.task_runs"):
-    logging.getLogger(_name).addFilter(_CancelledIsNoError())
+for _name in ("prefect.flow_runs", "prefect.task_runs"):  # else an error for each that does not complete
+    logging.getLogger(_name).addFilter(_is_no_cancellation)
 
 
 def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None:

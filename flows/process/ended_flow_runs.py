@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import httpx
@@ -16,12 +16,9 @@ from storage.record.run_store import RunRow, RunStore, run_is_alive
 
 if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.objects import State
 
-_FLOWS_OF_RUNS = ("post-train", "reproduce")
+_FLOWS_OF_RUNS = ["post-train", "reproduce"]
 """Flows whose flow run bears the name of its run."""
-
-_NAMES_A_QUESTION = 100
 
 _log = logging.getLogger(__name__)
 
@@ -38,21 +35,24 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
         return
     if not ended:
         return
+    from prefect import states
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.exceptions import ObjectNotFound
 
-    names, of_runs = list(ended), FlowFilter(name=FlowFilterName(any_=list(_FLOWS_OF_RUNS)))
+    made = {"cancelled": states.Cancelled, "failed": states.Failed, "finished": states.Completed}
+    of_runs = FlowFilter(name=FlowFilterName(any_=_FLOWS_OF_RUNS))
     try:
         with get_client(sync_client=True) as client:
-            for first in range(0, len(names), _NAMES_A_QUESTION):
-                unfinished = _unfinished(names[first : first + _NAMES_A_QUESTION])
-                for found in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=unfinished):
-                    row = ended[found.name]
-                    began = found.start_time or (found.state.timestamp if found.state else None)
-                    # A flow run that began after the run's end is resuming the run right now.
-                    if began is not None and row.ended_at is not None and began.timestamp() < row.ended_at:
-                        client.set_flow_run_state(found.id, _state_of(row), force=True)
+            found = client.read_flow_runs(flow_filter=of_runs, flow_run_filter=_unfinished(list(ended)))
+            for flow_run in found:
+                row = ended[flow_run.name]
+                began = flow_run.start_time or (flow_run.state.timestamp if flow_run.state else None)
+                # A flow run that began after the run's end is resuming the run right now.
+                if began is not None and row.ended_at is not None and began.timestamp() < row.ended_at:
+                    message = row.error or f"the run is {row.status}"
+                    state = made.get(row.status, states.Crashed)(message=message)
+                    client.set_flow_run_state(flow_run.id, state, force=True)
     except (httpx.HTTPError, ObjectNotFound) as error:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
 
@@ -72,9 +72,8 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(flow_run_filter=_unfinished(run_ids), deployment_filter=deployed)
         for orphan in found:
-            if str(orphan.id) == flow_run.get_id():
-                continue
-            client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
+            if str(orphan.id) != flow_run.get_id():
+                client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
 
 
 def _ended_runs(home: Home) -> Mapping[str, RunRow]:
@@ -90,14 +89,6 @@ def _ended_runs(home: Home) -> Mapping[str, RunRow]:
         if row.status != "running"
         and (not run_is_alive(row) or (row.host != here and row.status == "interrupted"))
     }
-
-
-def _state_of(row: RunRow) -> State[Any]:
-    """Return Prefect's state for a run that has ended."""
-    from prefect.states import Cancelled, Completed, Crashed, Failed
-
-    made = {"cancelled": Cancelled, "failed": Failed, "finished": Completed}.get(row.status, Crashed)
-    return made(message=row.error or f"the run is {row.status}")
 
 
 def _unfinished(run_ids: Sequence[str]) -> FlowRunFilter:

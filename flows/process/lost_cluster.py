@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,8 +23,7 @@ R = TypeVar("R")
 def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") -> Iterator[None]:
     """Let an error of the runtime name the run and the processes of the cluster that ended.
 
-    When Ray's processes end, its core ends this process without a word (then the run's guard says why), or
-    this process first misses a worker: either may come first.
+    It may come before Ray's core ends this process without a word; then the run's guard says why.
 
     Args:
         needed: processes that the run cannot do without, pid by name.
@@ -35,7 +34,10 @@ def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") 
             answer.
         RuntimeFailure: it failed for another reason.
     """
-    begun = {name: _start_s(pid) for name, pid in needed.items()}
+    begun: dict[str, float | None] = dict.fromkeys(needed)
+    for name, pid in needed.items():
+        with suppress(psutil.NoSuchProcess):
+            begun[name] = process_start_s(pid)
     try:
         yield
     except RuntimeFailure as error:
@@ -49,10 +51,7 @@ def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") 
 
 
 def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a flow's function so that Prefect shows its flow run as crashed if the cluster was lost.
-
-    The run's guard does so if Ray ends the process first. A caller of the flow gets the error.
-    """
+    """Wrap a flow's function: its flow run is Crashed if the cluster was lost; a caller gets the error."""
 
     @wraps(do)
     def done(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -65,10 +64,3 @@ def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:
     # Prefect would look for the names of these types in this file.
     vars(done)["__signature__"] = inspect.signature(do, eval_str=True)
     return done
-
-
-def _start_s(pid: int) -> float | None:
-    try:
-        return process_start_s(pid)
-    except psutil.NoSuchProcess:
-        return None

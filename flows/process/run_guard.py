@@ -19,12 +19,8 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from storage.processes import python_command
-
-if TYPE_CHECKING:
-    from storage.home import Home
 
 _ANSWER_S = 5.0
 """Seconds for the head of a joined cluster to accept a connection."""
@@ -38,8 +34,7 @@ class RunGuard:
     """The run's side: starts the process; must be closed once the run has reported how it ended.
 
     Args:
-        home: the home's folder.
-        address: address of the head of the cluster that the run joins; empty if it joins none.
+        address: that of the head of the cluster that the run joins; empty if it joins none.
     """
 
     def __init__(self, home: Path, run_id: str, address: str = "") -> None:
@@ -62,7 +57,7 @@ class RunGuard:
         self._process.wait()
 
     def _write(self, content: bytes) -> None:
-        with suppress(BrokenPipeError):  # it was killed: the next command then finds out, as without a guard
+        with suppress(BrokenPipeError):  # it was killed: the next command then finds out
             self._pipe.write(content)
 
 
@@ -73,42 +68,29 @@ def watch(pid: int) -> list[str] | None:
         The processes it needed that ended before it, in order; None if the run reported how it ended.
     """
     followed: dict[int, str] = {}
+    """Descriptors that become readable when a process ends, as Linux has them."""
     ended: list[str] = []
     pipe = sys.stdin.fileno()
     while True:
         readable, _, _ = select.select([pipe, *followed], [], [])
-        if pipe in readable:
-            content = os.read(pipe, 65_536)
-            if content.endswith(_ORDERLY):
-                return None
-            if not content:  # a process that ends right now may do so because the run's process did
-                _wait_for(pid)
-                return ended
-            for line in content.decode().splitlines():
-                name, _, its_pid = line.rpartition("=")
-                if sys.platform == "linux" and not Path(f"/proc/{its_pid}").exists():
-                    ended.append(name)
-                elif (descriptor := _descriptor_of(int(its_pid))) is not None:
-                    followed[descriptor] = name
+        if pipe not in readable:
+            ended += [followed.pop(descriptor) for descriptor in readable]
             continue
-        for descriptor in readable:
-            ended.append(followed.pop(descriptor))
-            os.close(descriptor)
-
-
-def _wait_for(pid: int) -> None:
-    descriptor = _descriptor_of(pid)
-    if descriptor is not None:
-        select.select([descriptor], [], [], _WAIT_S)
-        os.close(descriptor)
-
-
-def _descriptor_of(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends; None if it is gone or off Linux."""
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        return None
+        content = os.read(pipe, 65_536)
+        if content.endswith(_ORDERLY):
+            return None
+        if not content:  # a process that ends right now may do so because the run's process did
+            with suppress(OSError, AttributeError):
+                select.select([os.pidfd_open(pid)], [], [], _WAIT_S)
+            return ended
+        for line in content.decode().splitlines():
+            name, _, its_pid = line.rpartition("=")
+            try:
+                followed[os.pidfd_open(int(its_pid))] = name
+            except ProcessLookupError:
+                ended.append(name)
+            except (OSError, AttributeError):  # not Linux
+                pass
 
 
 def lost_head(address: str, run_id: str) -> str | None:
@@ -161,17 +143,11 @@ def main() -> None:
             f"error: run {run_id} was interrupted{done}: process {pid} ended without a word{why}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
-    _tell_prefect(store.home)
+    if "PREFECT_API_URL" in os.environ:  # if its server ended with the run, the next one closes its flow run
+        os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # the run's process has some, which wait for a server
+        from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 
-
-def _tell_prefect(home: Home) -> None:
-    """Close the run's flow run; if its server ended with the run, the next server does so."""
-    if "PREFECT_API_URL" not in os.environ:
-        return
-    os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # of the run's process it had those that wait for a server
-    from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
-
-    close_flow_runs_of_ended_runs(home)
+        close_flow_runs_of_ended_runs(store.home)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM: the first signal ends the work in order, later ones do not disturb that.
 
-A terminal sends Ctrl-C as often as it is pressed, and a scheduler may send SIGTERM twice. An exception in the
-middle of the end would leave a run without a state, and so would one in the middle of Prefect's own work:
-there the signal waits. Imports nothing heavy, so that a command that is still starting ends in the same way.
+An exception in the middle of the end would leave a run without a state, and so would one in the middle of
+Prefect's own work: there the signal waits. Imports nothing heavy, so that a command that is still starting
+ends in the same way.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Handler:
-    """The handler of the signals while stoppable work runs."""
-
     def __init__(self) -> None:
         self.why = ""
         self._first: int | None = None
@@ -65,11 +63,7 @@ class _Handler:
             self.end_waiting()
 
     def end_waiting(self) -> None:
-        """Raise `Stopped` for a signal that has arrived, unless it was raised already.
-
-        Raises:
-            Stopped: a signal has arrived.
-        """
+        """Raise `Stopped` for a signal that has arrived, unless it was raised already."""
         if self._first is None or self._raised:
             return
         self._raised = True
@@ -97,7 +91,7 @@ def stops_in_order(words: str) -> Iterator[None]:
     In another thread, and within such a context, it changes nothing.
 
     Args:
-        words: message to the person if nothing else was said about the stop before.
+        words: message to the person, unless `Stopped.said`.
 
     Raises:
         KeyboardInterrupt: the work was ended by Ctrl-C.

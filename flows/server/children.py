@@ -37,7 +37,7 @@ class Child:
     Args:
         command: command to run; the first part is an absolute path.
         environment: its whole environment.
-        log: file to which its output is appended.
+        log: file to which its output is appended; it may be removed.
         parting: signal that ends it in order, also sent when the parent dies.
         patience_s: seconds it may take to end before it is killed.
         folder: its current folder; None for that of this process.
@@ -60,34 +60,25 @@ class Child:
             self.process = launch(command, environment, output, parting, folder)
 
     @property
-    def code(self) -> int | None:
-        """Its exit code, or minus the signal that killed it; None while it lives."""
-        return self.process.poll()
-
-    @property
     def ended(self) -> str | None:
         """The way it ended, in words, with the last lines of its output; None while it lives."""
-        if (code := self.code) is None:
+        if (code := self.process.poll()) is None:
             return None
         lines: list[str] = []
-        with suppress(FileNotFoundError), self.log.open("rb") as written:  # a person may have removed it
+        with suppress(FileNotFoundError), self.log.open("rb") as written:
             size = written.seek(0, os.SEEK_END)
             written.seek(max(self._log_begins, size - _TAIL_BYTES))
             lines = written.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         ended = f"the {self.name} ended with code {code} (log: {self.log})"
         return "\n".join([f"{ended}; it said last:", *lines]) if lines else ended
 
-    def wait(self, limit_s: float) -> None:
-        """Wait for its end, but not longer than a limit."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(limit_s)
-
     def stop(self) -> None:
         """End it in order, or by SIGKILL if that takes too long."""
         for number, patience_s in ((self._parting, self._patience_s), (signal.SIGKILL, 10.0)):
             if self.process.poll() is None:
                 self.process.send_signal(number)
-                self.wait(patience_s)
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience_s)
 
 
 def launch(
@@ -102,7 +93,6 @@ def launch(
     Args:
         output: open file for its output; None for that of this process.
         at_death: signal sent at the thread's end.
-        command, environment, folder: as for `Child`.
     """
     return subprocess.Popen(
         python_command("-c", _LAUNCHER, str(os.getpid()), str(int(at_death)), *command),

@@ -6,18 +6,12 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.server.children import launch
-from flows.server.note import FileLock, ServerNote, living_note
-from flows.server.ports import (
-    LOOPBACK,
-    check_address,
-    is_free,
-    is_loopback,
-    refuse_taken_port,
-)
+from flows.server.note import ServerNote, living_note
+from flows.server.ports import LOOPBACK, check_address, is_free, is_loopback, refuse_taken_port
 from storage.access.login import read_login
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import HOME_VARIABLE, Home
@@ -34,7 +28,6 @@ def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()
     """Return the command that serves the dashboard on an address of this machine.
 
     Args:
-        port, host: address to listen on.
         names: further host names to answer to, such as a proxy's.
     """
     return python_command(
@@ -49,11 +42,7 @@ def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()
 
 
 def dashboard_environment(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a home's dashboard: without a person's settings of Streamlit.
-
-    Args:
-        environ: the person's environment.
-    """
+    """Return a person's environment for a home's dashboard: without settings of Streamlit."""
     kept = {name: value for name, value in environ.items() if not name.startswith("STREAMLIT_")}
     return kept | {HOME_VARIABLE: str(home.path)}
 
@@ -105,14 +94,17 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
 
     A second one is not noted; one of a read-only home runs without a note.
     """
-    with ExitStack() as held:
-        with suppress(OSError, SpotlightError):
-            home.ensure()
-            lock = FileLock(_note_file(home))
-            held.callback(lock.close)
-            if lock.attempt():
-                lock.write(ServerNote(os.getpid(), host, port))
+    file, is_noted = _note_file(home), False
+    with suppress(OSError, SpotlightError):
+        home.ensure()
+        if living_note(file) is None:
+            ServerNote(host, port).write(file)
+            is_noted = True
+    try:
         yield
+    finally:
+        if is_noted:
+            file.unlink(missing_ok=True)
 
 
 def living_dashboard(home: Home) -> str | None:
@@ -126,8 +118,7 @@ def way_to_dashboard(home: Home) -> str:
     address = living_dashboard(home)
     if address is not None:
         return address
-    tried = range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED)
-    port = next((port for port in tried if is_free(port)), DEFAULT_PORT)
+    port = next(filter(is_free, range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED)), DEFAULT_PORT)
     option = "" if port == DEFAULT_PORT else f" --port {port}"
     return f"`spotlight ui{option}`, then http://{LOOPBACK}:{port}"
 

@@ -35,8 +35,6 @@ def take_write_lock_first() -> None:
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
     class WriteLockFirst(AioSqliteConfiguration):
-        """A configuration whose transactions take SQLite's write lock at their start, and wait for it."""
-
         @asynccontextmanager
         async def begin_transaction(
             self, session: AsyncSession, with_for_update: bool = False

@@ -25,24 +25,21 @@ from storage.errors import ServerError
 from storage.home import Home
 from storage.processes import keep_from_proxy, python_command
 
+SERVER_MODULE = "flows.server.process"
+
 _START_LIMIT_S = 300.0
 _PATIENCE_S = 10.0
 """Seconds after which a person who waits for the server is told why it is not ready."""
 
 _LISTEN_LIMIT_S = 60.0
-SERVER_MODULE = "flows.server.process"
-
-_PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
-"""Prefect settings that a person may choose for a client of a home's server: names, or their beginning."""
-
 _LOOK_S = 0.5
 """Seconds between checks of a server."""
 
 _RESTARTS = 10
 """Restarts by one process; then what runs goes on without a server."""
 
-CLIENT_RETRIES = "4"
-"""Retries of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
+_PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
+"""Prefect settings that a person may choose for a client of a home's server: names, or their beginning."""
 
 
 class LocalServer:
@@ -70,15 +67,10 @@ class LocalServer:
         _refuse_unusable_proxy()
         self._home = home.ensure()
         self.log = home.logs / "prefect-server.log"
-        self._password = home_password(home)
-        self._environment = dict(environment or {})
-        self._child: Child | None = None
-        """The server's process, if this process has started it."""
-        self.silence = ""
-        """The reason why it was not ready when last asked."""
-        self.note = living_server(home) or self._start(ServerNote(0, host, port, tuple(names)), exact)
-        """Where it listens; its process changes when it is started again."""
-        note = self.note
+        self._password, self._environment = home_password(home), dict(environment or {})
+        self._child: Child | None = None  # if this process has started it
+        self._silence = ""  # why it was not ready when last asked
+        note = self.note = living_server(home) or self._start(host, port, tuple(names), exact)
         if exact and (note.host, note.port, note.names) != (host, port, tuple(names)):
             raise ServerError(
                 f"the Prefect server of {home.path} (process {note.pid}) runs already and listens on "
@@ -97,7 +89,8 @@ class LocalServer:
             "PREFECT_HOME": str(self._home.prefect),
             # Else a file in the current folder may name others.
             "PREFECT_PROFILES_PATH": str(self._home.prefect / "profiles.toml"),
-            "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
+            # With Prefect's doubling pauses, 30 s in which a dead server may come back.
+            "PREFECT_CLIENT_MAX_RETRIES": "4",
             # A failed phase must not be retried.
             "PREFECT_FLOWS_DEFAULT_RETRIES": "0",
             "PREFECT_TASKS_DEFAULT_RETRIES": "0",
@@ -110,7 +103,6 @@ class LocalServer:
             return None
         if self._child is None:
             return f"the Prefect server ended with the process that had started it (log: {self.log})"
-        self._child.wait(2.0)  # its lock is gone a moment before its code is known
         return self._child.ended
 
     def lost(self) -> str | None:
@@ -120,34 +112,27 @@ class LocalServer:
             ServerError: it cannot be started.
         """
         ended = self.ended
-        if ended is None or self._child is not None:
-            return ended
-        self.renew()
-        return None
+        if ended is not None and self._child is None:
+            self._renew()
+            return None
+        return ended
 
-    def renew(self) -> None:
-        """Start it again where it listened, as a child of this process, unless another process was quicker.
+    def _renew(self) -> None:
+        """Start it again where it listened, as our child, unless another process was quicker."""
+        was = self.note
+        self.note = living_server(self._home) or self._start(was.host, was.port, was.names, exact=True)
 
-        Raises:
-            ServerError: it cannot be started.
-        """
-        self.note = living_server(self._home) or self._start(self.note, exact=True)
-
-    def _start(self, where: ServerNote, exact: bool) -> ServerNote:
-        """Start a server; return once one listens, seconds before it answers.
-
-        Args:
-            where: address and names to serve.
-            exact: True to refuse another port.
-
-        Raises:
-            ServerError: none listens; the message names the log.
-        """
+    def _start(self, host: str, port: int, names: Sequence[str], exact: bool) -> ServerNote:
+        """Start a server; return once one listens, seconds before it answers."""
         command = python_command(
-            "-m", SERVER_MODULE, "--home", str(self._home.path),
-            "--host", where.host, "--port", str(where.port), *(["--exact"] if exact else []),
-            *(part for name in where.names for part in ("--name", name)),
-        )  # fmt: skip
+            "-m",
+            SERVER_MODULE,
+            *(["--exact"] if exact else []),
+            str(self._home.path),
+            host,
+            str(port),
+            *names,
+        )
         environment = without_prefect(os.environ) | self._environment
         # Not in a folder with a person's `prefect.toml`, `pyproject.toml` or `.env`.
         child = Child("Prefect server", command, environment, self.log, folder=self._home.prefect)
@@ -177,11 +162,11 @@ class LocalServer:
             with httpx.Client(verify=False, timeout=5, trust_env=False) as client:
                 known = client.get(address, auth=(user, secret)).status_code
                 if known != httpx.codes.OK:
-                    self.silence = f"{address} answered {known}"
+                    self._silence = f"{address} answered {known}"
                     return False
                 stranger = client.get(address).status_code
         except httpx.HTTPError as error:
-            self.silence = f"{address} failed: {error or type(error).__name__}"
+            self._silence = f"{address} failed: {error or type(error).__name__}"
             return False
         if stranger != httpx.codes.UNAUTHORIZED:
             self.stop()
@@ -205,12 +190,12 @@ class LocalServer:
                 return
             if not noted and time.monotonic() > began + _PATIENCE_S:
                 noted = True
-                reporter().note(f"the Prefect server is not ready yet: {self.silence} (log: {self.log})")
+                reporter().note(f"the Prefect server is not ready yet: {self._silence} (log: {self.log})")
             time.sleep(0.2)
         self.stop()
         raise ServerError(
             f"the Prefect server did not answer within {_START_LIMIT_S:g} s; see {self.log}; "
-            f"the last time, {self.silence}"
+            f"the last time, {self._silence}"
         )
 
     @contextmanager
@@ -237,7 +222,7 @@ class LocalServer:
             reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
             restarts += 1
             with suppress(ServerError, OSError):  # it is tried again
-                self.renew()
+                self._renew()
 
     def stop(self) -> None:
         """End it if this process has started it; other processes that use it start it again."""
@@ -251,22 +236,13 @@ def without_prefect(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_client(environ: Mapping[str, str], server: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that uses a home's server.
-
-    Args:
-        environ: a person's environment; of its Prefect settings only those in `_PERSONS_OWN` count.
-        server: the server's `client_environment`.
-    """
+    """Return a person's environment for a process that uses a home's server (its `client_environment`)."""
     chosen = {name: value for name, value in environ.items() if name.startswith(_PERSONS_OWN)}
     return without_prefect(environ) | dict(server) | chosen
 
 
 def _refuse_unusable_proxy() -> None:
-    """Refuse a proxy in the environment that no client can use; Prefect's client would end in a traceback.
-
-    Raises:
-        ServerError: the proxy is unusable; the message names the variables.
-    """
+    """Refuse a proxy in the environment that no client can use; Prefect's client would end in a traceback."""
     try:
         httpx.Client(verify=False).close()
     except (ValueError, httpx.InvalidURL) as error:

@@ -25,24 +25,23 @@ _HAND_OVER_S = 10.0
 _LEAST_FREE_BYTES = 2**20
 """Free bytes below which a server answers "Internal Server Error", and cannot log the reason."""
 
-_leaves_at_once = False
+_gave_up = False
+"""True once data was not handed over in time: `leave` does not wait for it either."""
 
 
 def hand_over() -> None:
     """Let Prefect's background workers hand over their data, within a limit.
 
-    Call it before a local server ends, as they would wait for it afterwards. Data not handed over in time
-    is given up, and `leave` does not wait for it either.
+    Call it before a local server ends, as they would wait for it afterwards.
     """
-    global _leaves_at_once
+    global _gave_up
     module = sys.modules.get("prefect.events.worker")
     if module is None:  # no flow has run
         return
     # In a thread that runs no event loop, as a notebook's does: there Prefect would return a coroutine.
     with ThreadPoolExecutor(1) as thread:
         _, waiting = thread.submit(module.EventsWorker.drain_all, timeout=_HAND_OVER_S).result()
-    if waiting:
-        _leaves_at_once = True
+    _gave_up = _gave_up or bool(waiting)
 
 
 def leave(code: int, at_once: bool = False) -> NoReturn:
@@ -52,10 +51,10 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
         at_once: True to skip the interpreter's finalization, which takes seconds with the libraries of a run
             while a person waits. Exit handlers of libraries, such as Ray's, still run.
     """
-    if _leaves_at_once or at_once:
+    if _gave_up or at_once:
         for number in (signal.SIGINT, signal.SIGTERM):  # it is already ending
             signal.signal(number, signal.SIG_IGN)
-        if not _leaves_at_once:  # Prefect's hook has no limit
+        if not _gave_up:  # Prefect's hook has no limit
             atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -65,9 +64,6 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
 
 def result_without_server(store: RunStore, run_id: str, error: Exception) -> dict[str, Any]:
     """Return the result of a run that Prefect could not complete.
-
-    Args:
-        store, run_id: runs of the home, and which of them.
 
     Raises:
         SpotlightError: another error ended the run first, such as a full disk, which also stops the server.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import uvicorn
+from fastapi import FastAPI, Header, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -23,8 +24,27 @@ from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
 _SHORTEST_TOKEN = 32
+_FLEET = ("market", "state")
 
-_Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
+_GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "run_info": ("1 for each run that is shown, with its status.", ("name", "status")),
+    "iteration": ("Iterations that are committed.", ()),
+    "iterations_planned": ("Iterations of the run's settings.", ()),
+    "score": ("Mean score of the newest held-out evaluation.", ()),
+    "exact_share": ("Share of the newest held-out images that satisfy their prompt completely.", ()),
+    "last_commit_timestamp_seconds": ("When the newest record was committed (Unix seconds).", ()),
+    "commit_lag_seconds": ("Seconds since the newest record of a run that goes on.", ()),
+    "phase_seconds": ("Seconds of each phase that ended with the newest iteration.", ("phase",)),
+    "devices": ("Mean number of devices in each state over the newest iteration.", _FLEET),
+}
+"""Text and labels, beside the run, of each gauge by its name without `spotlight_`."""
+
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "device_seconds": ("Paid device-seconds, lost work included.", _FLEET),
+    "cost_usd": ("Dollars for devices, lost work included.", _FLEET),
+    "judge_cost_usd": ("Dollars for judges that have a price.", ()),
+    "device_events": ("Devices that joined, failed, had a notice, left or were lost.", ("market", "kind")),
+}
 
 _FIGURES = {
     "reward_mean": ("reward", "Mean score of the newest rollout's samples."),
@@ -36,129 +56,79 @@ _FIGURES = {
     "groups_dropped": ("groups_dropped", "Prompts of the newest iteration without a difference in score."),
     "scorer_errors": ("scorer_errors", "Samples of the newest rollout that no scorer could judge."),
 }
+"""Gauge and text of each figure of an iteration."""
 
 
 def families(runs: Iterable[LiveRun], now: float) -> list[Metric]:
     """Return the metrics of some runs for Prometheus, as of `now` (Unix seconds)."""
-    listed = list(runs)
-    return [*_progress(listed, now), *_figures(listed), *_fleet(listed)]
-
-
-def _progress(runs: Sequence[LiveRun], now: float) -> list[Metric]:
-    info = _gauge("run_info", "1 for each run that is shown, with its status.", "name", "status")
-    iteration = _gauge("iteration", "Iterations that are committed.")
-    planned = _gauge("iterations_planned", "Iterations of the run's settings.")
-    score = _gauge("score", "Mean score of the newest held-out evaluation.")
-    exact = _gauge("exact_share", "Share of the newest held-out images that satisfy their prompt completely.")
-    newest = _gauge("last_commit_timestamp_seconds", "When the newest record was committed (Unix seconds).")
-    lag = _gauge("commit_lag_seconds", "Seconds since the newest record of a run that goes on.")
+    made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    gauges = _GAUGES | {name: (text, ()) for name, text in _FIGURES.values()}
+    for kind, listed in ((GaugeMetricFamily, gauges), (CounterMetricFamily, _COUNTERS)):
+        for name, (text, labels) in listed.items():
+            made[name] = kind(f"spotlight_{name}", text, labels=["run", *labels])
     for run in runs:
-        info.add_metric([run.run_id, run.name, run.status], 1)
-        iteration.add_metric([run.run_id], run.iteration)
-        planned.add_metric([run.run_id], run.planned)
-        newest.add_metric([run.run_id], run.newest_at)
-        if run.status == "running":
-            lag.add_metric([run.run_id], max(0.0, now - run.newest_at))
-        if run.score is not None and run.exact is not None:
-            score.add_metric([run.run_id], run.score)
-            exact.add_metric([run.run_id], run.exact)
-    return [info, iteration, planned, score, exact, newest, lag]
+        for name, labels, value in _values(run, now):
+            made[name].add_metric([run.run_id, *labels], value)
+    return list(made.values())
 
 
-def _figures(runs: Sequence[LiveRun]) -> list[Metric]:
-    figures = {name: _gauge(*shown) for name, shown in _FIGURES.items()}
-    phases = _gauge("phase_seconds", "Seconds of each phase that ended with the newest iteration.", "phase")
-    for run in runs:
-        for name, value in run.metrics.items():
-            if name in figures:
-                figures[name].add_metric([run.run_id], value)
-            elif name.endswith("_s"):
-                phases.add_metric([run.run_id, name.removesuffix("_s")], value)
-    return [*figures.values(), phases]
-
-
-def _fleet(runs: Sequence[LiveRun]) -> list[Metric]:
-    devices = _gauge(
-        "devices", "Mean number of devices in each state over the newest iteration.", "market", "state"
-    )
-    seconds = _counter("device_seconds", "Paid device-seconds, lost work included.", "market", "state")
-    dollars = _counter("cost_usd", "Dollars for devices, lost work included.", "market", "state")
-    judges = _counter("judge_cost_usd", "Dollars for judges that have a price.")
-    events = _counter(
-        "device_events", "Devices that joined, failed, had a notice, left or were lost.", "market", "kind"
-    )
-    for run in runs:
-        for (market, state), mean in run.devices.items():
-            devices.add_metric([run.run_id, market, state], mean)
-        for (market, state), (device_s, usd) in run.spent.items():
-            seconds.add_metric([run.run_id, market, state], device_s)
-            dollars.add_metric([run.run_id, market, state], usd)
-        judges.add_metric([run.run_id], run.judge_usd)
-        for (market, kind), count in run.device_events.items():
-            events.add_metric([run.run_id, market, kind], count)
-    return [devices, seconds, dollars, judges, events]
-
-
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"spotlight_{name}", text, labels=["run", *labels])
-
-
-def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"spotlight_{name}", text, labels=["run", *labels])
+def _values(run: LiveRun, now: float) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Yield the values of a run: metric, its labels beside the run, and the figure."""
+    yield "run_info", (run.name, run.status), 1
+    yield "iteration", (), run.iteration
+    yield "iterations_planned", (), run.planned
+    yield "last_commit_timestamp_seconds", (), run.newest_at
+    if run.status == "running":
+        yield "commit_lag_seconds", (), max(0.0, now - run.newest_at)
+    if run.score is not None and run.exact is not None:
+        yield "score", (), run.score
+        yield "exact_share", (), run.exact
+    for name, value in run.metrics.items():
+        if name in _FIGURES:
+            yield _FIGURES[name][0], (), value
+        elif name.endswith("_s"):
+            yield "phase_seconds", (name.removesuffix("_s"),), value
+    for place, mean in run.devices.items():
+        yield "devices", place, mean
+    for place, (device_s, usd) in run.spent.items():
+        yield "device_seconds", place, device_s
+        yield "cost_usd", place, usd
+    yield "judge_cost_usd", (), run.judge_usd
+    for of, count in run.device_events.items():
+        yield "device_events", of, count
 
 
 class _HomeCollector(Collector):
-    """A collector of a home's runs, which reads their folders at each request."""
-
     def __init__(self, home: Home) -> None:
         self._store = RunStore(home)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics of the home's runs.
-
-        Raises:
-            StorageError: a run's folder cannot be read.
-        """
         with self._store.reading() as connection:
-            runs = live_runs(connection)
-        return families(runs, time.time())
+            return families(live_runs(connection), time.time())
 
 
-def metrics_application(home: Home, token: str | None) -> _Application:
+def metrics_application(home: Home, token: str | None) -> FastAPI:
     """Return the ASGI application: it serves only `/metrics`, and only to requests with the token.
 
     Args:
         token: token that requests must bear; None for no check.
     """
+    application = FastAPI(openapi_url=None)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_HomeCollector(home))
-    wanted = None if token is None else f"Bearer {token}".encode()
+    headers = {"cache-control": "no-store"}
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if wanted is not None and not hmac.compare_digest(given, wanted):
-            await _send(send, 401, b"a token is needed: Authorization: Bearer TOKEN\n")
-        elif scope["path"] != "/metrics":
-            await _send(send, 404, b"there is /metrics only\n")
-        elif scope["method"] not in ("GET", "HEAD"):
-            await _send(send, 405, b"/metrics is read by GET\n")
-        else:
-            try:
-                body = await asyncio.to_thread(generate_latest, registry)
-            except StorageError as error:
-                await _send(send, 503, f"{error}\n".encode())
-            else:
-                await _send(send, 200, b"" if scope["method"] == "HEAD" else body, CONTENT_TYPE_LATEST)
+    @application.api_route("/metrics", methods=["GET", "HEAD"])
+    def metrics(authorization: Annotated[str, Header()] = "") -> Response:  # in a thread
+        if token is not None and not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
+            return PlainTextResponse("a token is needed: Authorization: Bearer TOKEN\n", 401, headers)
+        try:
+            body = generate_latest(registry)
+        except StorageError as error:
+            return PlainTextResponse(f"{error}\n", 503, headers)
+        return Response(body, headers=headers | {"content-type": CONTENT_TYPE_LATEST})
 
-    return answer
-
-
-async def _send(send: Any, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-    headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return application
 
 
 def read_token(file: Path | None, host: str) -> str | None:

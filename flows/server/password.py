@@ -37,8 +37,8 @@ def home_password(home: Home) -> str:
             f"the password of the Prefect server cannot be made or read ({error}), and no server starts "
             f"without one; make {file} writable, or set SPOTLIGHT_HOME to another folder"
         ) from error
-    user, colon, secret = password.partition(":")
-    if not (user and colon and len(secret) >= 16 and password.isascii()):
+    user, _, secret = password.partition(":")
+    if not (user and len(secret) >= 16 and password.isascii()):
         raise ServerError(
             f"{file} does not hold a password of the form user:password with at least 16 characters after "
             "the colon; delete it, and a new one is made"

@@ -43,10 +43,6 @@ def is_free(port: int) -> bool:
 def check_address(host: str, names: Sequence[str] = ()) -> None:
     """Refuse an address to listen on, or a further name to answer to, of another form.
 
-    Args:
-        host: an IPv4 address.
-        names: names of machines, without a scheme, a port or a path.
-
     Raises:
         ConfigurationError: the text is no address, or no name; the message shows the form.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 
 import httpx
 
@@ -21,7 +21,7 @@ from storage.processes import quick_imports
 
 
 def is_healthy(api_url: str) -> bool:
-    """Return True if a Prefect server answers at the address."""
+    """Return True if a server is well: Prefect's at the address of its API, Streamlit's at `/_stcore`."""
     try:
         return httpx.get(f"{api_url}/health", timeout=2).status_code == 200
     except (httpx.HTTPError, httpx.InvalidURL):
@@ -42,22 +42,20 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     Raises:
         ServerError: the named server does not answer, or the local one does not start.
     """
-    configured = os.environ.get("PREFECT_API_URL", "")
-    if configured:
-        if not is_healthy(configured):
-            raise ServerError(
-                f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the "
-                "variable to have a local one started"
-            )
-        meanwhile()
+    named = os.environ.get("PREFECT_API_URL", "")
+    if named and not is_healthy(named):
+        raise ServerError(
+            f"no Prefect server answers at PREFECT_API_URL={named}; start it, or unset the variable to have "
+            "a local one started"
+        )
+    with nullcontext(named.removesuffix("/api")) if named else _own_server(home, meanwhile) as way_in:
+        if named:
+            meanwhile()
         close_flow_runs_of_ended_runs(home)
         try:
-            yield configured.removesuffix("/api")
+            yield way_in
         finally:
             hand_over()
-        return
-    with _own_server(home, meanwhile) as way_in:
-        yield way_in
 
 
 @contextmanager
@@ -74,12 +72,8 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
         meanwhile()
         with reporter().stage("start the Prefect server"):
             server.wait_ready()
-        close_flow_runs_of_ended_runs(home)
         with server.kept_alive():
-            try:
-                yield f"{server.note.ui_url} (log in with the line in {password_file(home)})"
-            finally:
-                hand_over()
+            yield f"{server.note.ui_url} (log in with the line in {password_file(home)})"
     finally:
         _replace_settings(before)
         if imported_before:

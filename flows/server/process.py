@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from flows.server.note import FileLock, ServerNote, note_file
+from flows.server.note import ServerNote, note_file, sole_holder
 from flows.server.password import home_password
 from flows.server.ports import LOOPBACK, reachable
 from storage.access.server_guard import ServerGuard
@@ -30,7 +30,6 @@ def listen(host: str, port: int, exact: bool) -> socket.socket:
     """Listen on a port, or, if it is taken, on one that the system chooses.
 
     Args:
-        port: port to try first.
         exact: True to accept only this port.
 
     Raises:
@@ -38,24 +37,15 @@ def listen(host: str, port: int, exact: bool) -> socket.socket:
     """
     reason: OSError | None = None
     for wanted in (port,) if exact else (port, 0):
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, wanted))
-            listener.listen(_BACKLOG)
+            return socket.create_server((host, wanted), backlog=_BACKLOG)  # it sets SO_REUSEADDR
         except OSError as error:
-            listener.close()
             reason = error
-        else:
-            return listener
     raise ServerError(f"port {port} on {host} cannot be listened on: {reason}; choose another port")
 
 
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
     """Return the environment of a server of ours: its state's folder, its address, its password.
-
-    Args:
-        port, host: address to listen on.
 
     Raises:
         ServerError: the home's password cannot be made: no server may run without one.
@@ -84,39 +74,40 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
 
     Args:
         exact: True to accept only this port.
+
+    Raises:
+        ServerError: it cannot listen, or the previous server of the home does not end.
     """
-    lock = FileLock(note_file(home))
-    lock.acquire(_PREDECESSOR_S, f"an earlier Prefect server of {home.path}")
-    lock.write(None)  # the predecessor's note
-    listener = listen(host, port, exact)
-    bound = int(listener.getsockname()[1])
-    os.environ.pop("PREFECT_API_URL", None)
-    os.environ.update(server_environment(home, bound, host))
-    lock.write(ServerNote(os.getpid(), host, bound, names))
-    with quick_imports():  # it takes seconds, reads the settings, and requests meanwhile wait in the backlog
-        import uvicorn
-        from prefect.server.api.server import create_app
+    with sole_holder(note_file(home), _PREDECESSOR_S, f"an earlier Prefect server of {home.path}"):
+        listener = listen(host, port, exact)
+        bound = int(listener.getsockname()[1])
+        os.environ.pop("PREFECT_API_URL", None)
+        os.environ.update(server_environment(home, bound, host))
+        ServerNote(host, bound, names).write(note_file(home))
+        with quick_imports():  # seconds, in which requests wait in the backlog; it reads the settings
+            import uvicorn
+            from prefect.server.api.server import create_app
 
-        from flows.server.database import provide_prefect_database, take_write_lock_first
+            from flows.server.database import provide_prefect_database, take_write_lock_first
 
-        take_write_lock_first()
-    provide_prefect_database(home.prefect / "prefect.db")
-    guarded = ServerGuard(create_app(final=True), host, names)
-    settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)
-    uvicorn.Server(settings).run(sockets=[listener])
+            take_write_lock_first()
+        provide_prefect_database(home.prefect / "prefect.db")
+        guarded = ServerGuard(create_app(final=True), host, names)
+        settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)
+        uvicorn.Server(settings).run(sockets=[listener])
 
 
 def main() -> None:
     """Serve as the command-line arguments say."""
     parser = argparse.ArgumentParser(description="Serve the Prefect API and UI of a home.")
-    parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--exact", action="store_true", help="end where the port is taken")
-    parser.add_argument("--name", action="append", default=[], help="a further name that it answers to")
+    parser.add_argument("home", type=Path)
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    parser.add_argument("names", nargs="*", help="further names that it answers to")
     given = parser.parse_args()
     try:
-        serve(Home(given.home), given.host, given.port, given.exact, tuple(given.name))
+        serve(Home(given.home), given.host, given.port, given.exact, tuple(given.names))
     except ServerError as error:
         raise SystemExit(f"error: {error}") from error
 

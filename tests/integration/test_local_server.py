@@ -1,8 +1,13 @@
-"""One server a home, whoever comes, goes and is killed: real runs, which only keep the books in Prefect."""
+"""One server a home, whoever comes, goes and is killed: real runs, which only keep the books in Prefect.
+
+That a run outlives the kill of its server is tested in `tests/fault/test_killed_run.py`, and the end of the
+run that had started it in `test_runs_at_once.py`.
+"""
 
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -32,35 +37,13 @@ def tasks_done(home: Home) -> dict[str, int]:
 
 
 def server_of(home: Home) -> psutil.Process:
+    return psutil.Process(note_of(home).pid)
+
+
+def note_of(home: Home) -> ServerNote:
     note = living_server(home)
     assert note is not None
-    return psutil.Process(note.pid)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_runs_survive_the_kill_of_their_server_and_one_that_of_who_started_it(home: Home):
-    first = started(home, "first", 600)
-    wait_until("it has a server", lambda: living_server(home) is not None)
-    second = started(home, "second", 300)
-    wait_until("both go on", lambda: all(tasks_done(home).get(name) for name in ("first", "second")))
-    server, note = server_of(home), living_server(home)
-    assert note is not None
-    assert server.ppid() == first.pid, "a child of the one that came first"
-    server.kill()
-    wait_until("there is another", lambda: living_server(home) not in (None, note))
-    before = tasks_done(home)
-    wait_until(
-        "both are heard of", lambda: all(count > before[name] for name, count in tasks_done(home).items())
-    )
-    first.kill()
-    first.communicate()
-    came_to, said = ended(second)
-    assert came_to == {"name": "second", "result": 300 * 299 // 2, "ui_url": note.ui_url}, "at one address"
-    assert "warning: the Prefect server ended" in said
-    assert "it is started again, and what runs goes on meanwhile" in " ".join(said.split())
-    assert living_server(home) is None, "its last process has ended it"
-    assert books(home)["second"] == ("COMPLETED", 300), "nothing is lost of the books"
+    return note
 
 
 @pytest.mark.slow
@@ -91,8 +74,7 @@ def test_nothing_outlives_the_kill_of_a_run_and_it_takes_no_setting_from_a_perso
 def test_an_up_beside_a_busy_run_uses_its_server_and_goes_on_with_its_own(home: Home):
     run = started(home, "busy", 400)
     wait_until("it writes", lambda: tasks_done(home).get("busy", 0) > 3)
-    note = living_server(home)
-    assert note is not None
+    note = note_of(home)
     with running_up(home, server_port=note.port) as up:
         run.kill()
         run.communicate()
@@ -109,8 +91,8 @@ def test_a_port_that_somebody_has_is_left_to_him_and_an_up_elsewhere_is_refused(
     with port_taken(SERVER_PORT):
         run = started(home, "elsewhere", 60)
         wait_until("it has a server", lambda: living_server(home) is not None)
-        note = living_server(home)
-        assert note is not None and note.port != SERVER_PORT
+        note = note_of(home)
+        assert note.port != SERVER_PORT
         refused = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
         assert refused.returncode == 2
         assert f"use `--server-port {note.port} --host 127.0.0.1`" in " ".join(refused.stderr.split())
@@ -134,7 +116,7 @@ def test_one_that_cannot_be_started_again_is_given_up(
         with noted_server(home) as note:
             server = LocalServer(home)
             assert server.note == note and server.is_ready()
-        server.note = ServerNote(note.pid, note.host, taken.getsockname()[1])  # its port is another's by now
+        server.note = replace(note, port=taken.getsockname()[1])  # which is another's by now
         with server.kept_alive():
             wait_until("it is given up", lambda: len(notes) == 2)
     assert notes[0].startswith("warning: the Prefect server ended with the process that had started it")

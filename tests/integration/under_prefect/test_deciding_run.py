@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 
 import pytest
@@ -20,6 +19,7 @@ from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tasks.chaos.faults import digests
+from tests.whole_runs import cut_off, events, last_checkpoint, metrics, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
@@ -61,28 +61,17 @@ def finished(home):
 
 
 def trained_on_drafts(home, run_id):
-    with RunStore(home).reading() as connection:
-        return dict(
-            connection.execute(
-                "SELECT iteration, value FROM iteration_metrics WHERE run_id = ? AND name = 'drafts_trained' "
-                "AND value > 0",
-                [run_id],
-            ).fetchall()
-        )
+    return {iteration: count for iteration, count in metrics(home, run_id, "drafts_trained").items() if count}
 
 
 def weights(home, run_id):
-    checkpoint = CheckpointStore(home.run(run_id), 1).load_latest()
-    assert checkpoint is not None and checkpoint.iteration == 7
+    checkpoint = last_checkpoint(home, run_id)
+    assert checkpoint.iteration == 7
     return checkpoint.blobs
 
 
 def messages(home, run_id):
-    with RunStore(home).reading() as connection:
-        found = connection.execute(
-            "SELECT message FROM events WHERE run_id = ? AND kind = 'strategy' ORDER BY event_id", [run_id]
-        ).fetchall()
-    return [message for (message,) in found]
+    return [message for kind, message in events(home, run_id) if kind == "strategy"]
 
 
 def test_a_run_records_what_it_decides_and_why(home, finished):
@@ -122,10 +111,7 @@ def test_cut_off_after_a_decision_that_no_checkpoint_holds_it_resumes_to_the_sam
 ):
     """The state after a kill in iteration 6, with the newest checkpoint of iteration 3."""
     expected, explored = weights(home, "decided"), trained_on_drafts(home, "decided")
-    for newer in range(4, 8):
-        shutil.rmtree(home.run("decided") / f"iteration-{newer:06}")
-    finished.discard_after("decided", 3)
-    finished.set_status("decided", "interrupted")
+    cut_off(home, "decided", 3)
     measure(monkeypatch, until=7)
     post_train(load_config("smoke", SETTINGS, {}), "decided")
     assert weights(home, "decided") == expected
@@ -140,11 +126,12 @@ def test_spot_devices_train_in_the_windows_that_are_decided_and_change_no_bit(ho
     ]  # fmt: skip
     for run_id, first in (("on_spot", "all_train"), ("on_reserved", "plain")):
         post_train(load_config("smoke", shared, {}), run_id, decisions=f"1 {first}, 2 stale")
+    trained = rows(
+        home,
+        "SELECT DISTINCT run_id, iteration FROM worker_states WHERE state = 'train' AND market = 'spot' "
+        "AND iteration > 1",  # in the first one spot devices that have joined train in both
+    )
     with RunStore(home).reading() as connection:
-        trained = connection.execute(
-            "SELECT DISTINCT run_id, iteration FROM worker_states WHERE state = 'train' AND market = 'spot' "
-            "AND iteration > 1"  # in the first one spot devices that have joined train in both
-        ).fetchall()
         assert read_ledger(connection, "on_spot").is_balanced
     assert trained == [("on_spot", 2)], "decided after the first iteration, and again after the second"
     assert messages(home, "on_spot")[0] == "iteration 1: all_train from here on, as recorded"

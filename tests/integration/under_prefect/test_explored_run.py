@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 
 import pytest
@@ -14,6 +13,7 @@ from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
+from tests.whole_runs import cut_off, events, last_checkpoint, metrics, rows
 
 pytestmark = pytest.mark.xdist_group("prefect")
 
@@ -50,33 +50,13 @@ def finished(home, config):
         return post_train(config, "stale")
 
 
-def rows(home, query):
-    with RunStore(home).reading() as connection:
-        return connection.execute(query).fetchall()
-
-
-def last_blobs(home, run_id):
-    checkpoint = CheckpointStore(home.run(run_id), 1).load_latest()
-    assert checkpoint is not None and checkpoint.iteration == 4
-    return checkpoint.blobs
-
-
-def learned(home, run_id):
-    """What exploration has learned by the last checkpoint, without how long its drafts took."""
-    checkpoint = CheckpointStore(home.run(run_id), 1).load_latest()
-    assert checkpoint is not None and checkpoint.iteration == 4
+def last_state(home, run_id):
+    """The weights, and what exploration has learned but for how long its drafts took, after iteration 4."""
+    checkpoint = last_checkpoint(home, run_id)
+    assert checkpoint.iteration == 4
     state = checkpoint.state["explorer_state"]
     assert state["history"] and state["ranks"]
-    return {name: value for name, value in state.items() if name != "forecast"}
-
-
-def metrics(home, run_id, name):
-    return dict(
-        rows(
-            home,
-            f"SELECT iteration, value FROM iteration_metrics WHERE run_id = '{run_id}' AND name = '{name}'",
-        )
-    )
+    return checkpoint.blobs, {name: value for name, value in state.items() if name != "forecast"}
 
 
 def test_every_draft_is_recorded_with_its_fate(home, finished):
@@ -129,20 +109,14 @@ def test_all_paid_time_is_in_one_state(home, finished):
     assert 0 <= idle < unexplored < 1
 
 
-@pytest.mark.parametrize("iteration", [2])
-def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, without_ray, finished, iteration):
+def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, without_ray, finished):
     """As after a kill: the weights that drafted the next seeds are gone, their plan is not."""
-    expected, expected_state = last_blobs(home, "stale"), learned(home, "stale")
+    expected = last_state(home, "stale")
     seeds = "SELECT iteration, prompt_id, seed_index FROM samples WHERE run_id = 'stale' ORDER BY ALL"
     chosen = rows(home, seeds)
-    store = RunStore(home)
-    for newer in range(iteration + 1, 5):
-        shutil.rmtree(home.run("stale") / f"iteration-{newer:06}")
-    store.discard_after("stale", iteration)
-    store.set_status("stale", "interrupted")
+    cut_off(home, "stale", 2)
     post_train(without_ray, "stale")
-    assert last_blobs(home, "stale") == expected
-    assert learned(home, "stale") == expected_state
+    assert last_state(home, "stale") == expected
     assert rows(home, seeds) == chosen
     ledger = account(home, "stale")
     assert ledger.is_balanced, (ledger.unaccounted_share, ledger.overlaps)
@@ -167,14 +141,8 @@ def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, w
     assert rows(home, f"SELECT iteration, iteration - policy_version, count(*), sum(kept::INT) {drafts}") == [
         (3, 1, 24, 16), (3, 2, 24, 0), (4, 1, 24, 16), (4, 2, 24, 0),
     ]  # fmt: skip
-    expected = last_blobs(home, "wary")
-    store = RunStore(home)
-    # The newest checkpoint left holds a refused plan.
-    for newer in range(min(again), 5):
-        shutil.rmtree(home.run("wary") / f"iteration-{newer:06}")
-    store.discard_after("wary", min(again) - 1)
-    store.set_status("wary", "interrupted")
+    expected = last_state(home, "wary")[0]
+    cut_off(home, "wary", min(again) - 1)  # the newest checkpoint left holds a refused plan
     post_train(wary, "wary")
-    assert last_blobs(home, "wary") == expected
-    kinds = {kind for (kind,) in rows(home, "SELECT kind FROM events WHERE run_id = 'wary'")}
-    assert "staleness" in kinds
+    assert last_state(home, "wary")[0] == expected
+    assert "staleness" in {kind for kind, _ in events(home, "wary")}

@@ -19,10 +19,10 @@ from storage.clock import process_clock
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from storage.ledger.ledger import read_ledger
-from storage.record.checkpoints import CheckpointStore
 from storage.record.results import held_out_curve, held_out_scores, run_result
 from storage.record.run_store import RunStore
 from tests.read_runs import mlflow_points, recorded_points
+from tests.whole_runs import events, last_checkpoint, metrics, rows
 from ui.data.images import read_quality
 from ui.data.run import read_run
 from ui.pages.convergence.charts import part_charts
@@ -98,19 +98,16 @@ def finished(home, config, took_s, folder):
 
 
 def test_the_ends_have_the_whole_file_and_what_is_between_a_part_of_it(home, finished):
-    store = RunStore(home)
-    with store.reading() as connection:
-        asked = connection.execute(
-            "SELECT iteration, list(prompt_id ORDER BY prompt_id) FROM evaluation_images "
-            "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
-        ).fetchall()
-        stored = dict(
-            connection.execute("SELECT iteration, score FROM evaluations WHERE run_id = 'run-a'").fetchall()
-        )
-        (told,) = connection.execute("SELECT count(*) FROM evaluation_image_figures").fetchall()[0]
+    asked = rows(
+        home,
+        "SELECT iteration, list(prompt_id ORDER BY prompt_id) FROM evaluation_images "
+        "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration",
+    )
+    stored = dict(rows(home, "SELECT iteration, score FROM evaluations WHERE run_id = 'run-a'"))
     part = asked[1][1]
-    assert [(at, len(ids)) for at, ids in asked] == [(0, 8), (2, 4), (3, 8)] and told
-    scores = held_out_scores(store, "run-a")
+    assert [(at, len(ids)) for at, ids in asked] == [(0, 8), (2, 4), (3, 8)]
+    assert rows(home, "SELECT count(*) > 0 FROM evaluation_image_figures") == [(True,)]
+    scores = held_out_scores(RunStore(home), "run-a")
     assert all(list(of_prompt) == part for of_prompt in scores.values())
     for iteration, of_prompt in scores.items():
         assert stored[iteration] == pytest.approx(statistics.fmean(of_prompt.values()))
@@ -121,14 +118,10 @@ def test_jumps_of_the_wall_clock_change_no_bill_and_are_events(home, config, fin
     store = RunStore(home)
     with store.reading() as connection:
         ledger = read_ledger(connection, "run-a")
-        messages = connection.execute(
-            "SELECT message FROM events WHERE kind = 'clock_jump' ORDER BY event_id"
-        ).fetchall()
-        lasted = connection.execute("SELECT ended_at - started_at FROM iterations").fetchall()
-        values = connection.execute(
-            "SELECT value FROM iteration_metrics WHERE name = 'iteration_s'"
-        ).fetchall()
-    moved = [float(message.split("moved by ")[1].split(" s")[0]) for (message,) in messages]
+    messages = [message for kind, message in events(home, "run-a") if kind == "clock_jump"]
+    lasted = [seconds for (seconds,) in rows(home, "SELECT ended_at - started_at FROM iterations")]
+    took = metrics(home, "run-a", "iteration_s").values()
+    moved = [float(message.split("moved by ")[1].split(" s")[0]) for message in messages]
     assert moved == pytest.approx(list(JUMPS_S.values()), abs=1)
     assert ledger.is_measured and ledger.is_balanced, (ledger.unaccounted_share, ledger.overlaps)
     # What it would have cost undisturbed: the meters, which no wall clock can reach, times the prices.
@@ -137,9 +130,8 @@ def test_jumps_of_the_wall_clock_change_no_bill_and_are_events(home, config, fin
     assert finished["cost_usd"] == pytest.approx(undisturbed_usd, rel=0.01)
     assert len(ledger.workers) == 2
     # Devices are paid for from their start on, which is before the first iteration.
-    iterated_s = sum(seconds for (seconds,) in values)
-    assert all(iterated_s < worker.paid_s < took_s[0] for worker in ledger.workers)
-    assert all(0 < seconds < took_s[0] for (seconds,) in [*lasted, *values])
+    assert all(sum(took) < worker.paid_s < took_s[0] for worker in ledger.workers)
+    assert all(0 < seconds < took_s[0] for seconds in [*lasted, *took])
     row = store.run("run-a")
     assert row.ended_at is not None and 0 < row.ended_at - row.created_at < took_s[0]
 
@@ -159,7 +151,7 @@ def test_the_parts_of_a_sum_are_on_the_dashboard_one_by_one(home, finished):
         quality = read_quality(connection, "run-a")
     assert sorted(quality.parts) == ["jpeg", "ocr"]
     charts = part_charts(view, quality)
-    assert {chart.layout.title.text for chart in charts} == {
+    assert {cast(Any, chart).layout.title.text for chart in charts} == {
         "Part of the score: jpeg", "Part of the score: ocr",
     }  # fmt: skip
     for name, chart in zip(quality.parts, charts, strict=True):
@@ -169,61 +161,40 @@ def test_the_parts_of_a_sum_are_on_the_dashboard_one_by_one(home, finished):
     assert sums.tolist() == pytest.approx(view.scores["score"].tolist())
 
 
-def last_state(home, config, run_id):
-    checkpoint = CheckpointStore(home.run(run_id)).load_latest()
-    assert checkpoint is not None
-    return checkpoint.iteration, checkpoint.blobs
-
-
 def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
     store = RunStore(home)
     assert store.run("run-a").status == "finished"
     assert finished == store.run("run-a").summary == run_result(store, "run-a")
-    assert finished["iterations"] == 3
+    assert finished["iterations"] == 3 and finished["prices"] == "modelled"
+    assert store.run("run-a").environment["devices"] == "cpu"
     assert finished["max_ratio_deviation"] <= config.algorithm.ratio_tolerance
     assert finished["cost_usd"] > 0
     assert dict(held_out_curve(store, "run-a")).keys() == {0, 2, 3}
-    assert last_state(home, config, "run-a")[0] == 3
-    with RunStore(home).reading() as connection:
-        samples = connection.execute("SELECT count(*), count(DISTINCT iteration) FROM samples").fetchone()
-        states = {s for (s,) in connection.execute("SELECT DISTINCT state FROM worker_states").fetchall()}
-        images = connection.execute("SELECT count(*) FROM evaluation_images WHERE png IS NOT NULL").fetchone()
-    assert samples == (3 * 4 * 4, 3)
+    assert last_checkpoint(home, "run-a").iteration == 3
+    assert rows(home, "SELECT count(*), count(DISTINCT iteration) FROM samples") == [(3 * 4 * 4, 3)]
+    states = {state for (state,) in rows(home, "SELECT DISTINCT state FROM worker_states")}
     assert {"rollout", "train", "load", "idle"} <= states
-    assert images == (3 * 4,)
+    assert rows(home, "SELECT count(*) FROM evaluation_images WHERE png IS NOT NULL") == [(3 * 4,)]
 
 
 def test_spot_devices_generate_a_part_of_each_rollout(home, finished):
     """What is tested with this preset tests spot devices too."""
-    with RunStore(home).reading() as connection:
-        rows = connection.execute(
-            "SELECT iteration, count(*) FILTER (starts_with(worker, 'spot-')), count(*) FROM samples "
-            "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
-        ).fetchall()
-    assert [(iteration, total) for iteration, _, total in rows] == [(1, 16), (2, 16), (3, 16)]
-    assert all(of_spot > 0 for _, of_spot, _ in rows)
+    query = (
+        "SELECT iteration, count(*), count(*) FILTER (starts_with(worker, 'spot-')) > 0 FROM samples "
+        "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
+    )
+    assert rows(home, query) == [(1, 16, True), (2, 16, True), (3, 16, True)]
 
 
 def test_the_parts_of_a_weighted_sum_are_recorded_apart(home, finished):
-    with RunStore(home).reading() as connection:
-        rows = connection.execute(
-            "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = 'run-a' AND "
-            "(name = 'reward_mean' OR starts_with(name, 'reward_part_'))"
-        ).fetchall()
-    figures = {(iteration, name): value for iteration, name, value in rows}
-    assert {name for _, name in figures} == {"reward_mean", "reward_part_ocr", "reward_part_jpeg"}
+    names = ("reward_mean", "reward_part_ocr", "reward_part_jpeg")
+    parts = "SELECT DISTINCT name FROM iteration_metrics WHERE starts_with(name, 'reward_part_')"
+    assert set(rows(home, parts)) == {(name,) for name in names[1:]}
+    figures = [metrics(home, "run-a", name) for name in names]
     for iteration in (1, 2, 3):
-        mean, ocr, jpeg = (
-            figures[iteration, name] for name in ("reward_mean", "reward_part_ocr", "reward_part_jpeg")
-        )
+        mean, ocr, jpeg = (figure[iteration] for figure in figures)
         assert mean == pytest.approx(0.7 * ocr + 0.3 * jpeg)
         assert 0 < jpeg < 1
-
-
-def test_a_run_notes_that_its_workers_have_no_gpu(home, finished):
-    store = RunStore(home)
-    assert store.run("run-a").environment["devices"] == "cpu"
-    assert finished["prices"] == "modelled"
 
 
 def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
@@ -252,20 +223,18 @@ def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
 
 def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, config, finished):
     """As after a kill between the checkpoint and the rows: the newest rows are missing."""
-    expected = last_state(home, config, "run-a")
+    expected = last_checkpoint(home, "run-a").blobs
     store = RunStore(home)
     shutil.rmtree(home.run("run-a") / "iteration-000003")
     store.discard_after("run-a", 1)
     store.set_status("run-a", "interrupted")
     without_ray = config.runtime.model_copy(update={"cluster": "local"})  # its workers start sooner
     resumed = post_train(config.model_copy(update={"runtime": without_ray}), "run-a")
-    assert last_state(home, config, "run-a") == expected
+    assert last_checkpoint(home, "run-a").blobs == expected
     assert resumed["score_after"] == finished["score_after"]
     assert dict(held_out_curve(store, "run-a")).keys() >= {2, 3}
     assert store.run("run-a").status == "finished"
-    with RunStore(home).reading() as connection:
-        rows = connection.execute("SELECT iteration FROM iterations ORDER BY iteration").fetchall()
-    assert [iteration for (iteration,) in rows] == [1, 2, 3]
+    assert rows(home, "SELECT iteration FROM iterations ORDER BY iteration") == [(1,), (2,), (3,)]
 
 
 def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_was(home, config, finished):

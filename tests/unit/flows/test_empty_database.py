@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import duckdb
 import pytest
@@ -111,10 +112,7 @@ def test_a_database_that_is_there_is_left_alone(tmp_path: Path):
     assert not (tmp_path / "kept.db").exists()
 
 
-def test_the_log_of_a_deleted_database_is_not_replayed_into_a_copy(tmp_path: Path):
-    kept = tmp_path / "kept.db"
-    first = Migrations(tmp_path / "first.db")
-    provide_database(first.database, kept, first)
+def test_the_log_of_a_deleted_database_is_not_replayed_into_a_copy(tmp_path: Path, kept: Path):
     database = tmp_path / "prefect.db"
     Migrations(database)()
     with closing(sqlite3.connect(database)) as connection:
@@ -147,9 +145,15 @@ def test_an_installation_that_cannot_be_written_migrates_each_home(tmp_path: Pat
         assert tables(migrations.database) == ["alembic_version", "flow_run"]
 
 
-def test_processes_that_start_at_once_share_one_database(tmp_path: Path):
-    kept, database = tmp_path / "kept.db", tmp_path / "home.db"
-    provide_database(tmp_path / "first.db", kept, Migrations(tmp_path / "first.db"))
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The installation's database, made for a first home."""
+    provide_database(tmp_path / "first.db", tmp_path / "kept.db", Migrations(tmp_path / "first.db"))
+    return tmp_path / "kept.db"
+
+
+def test_processes_that_start_at_once_share_one_database(tmp_path: Path, kept: Path):
+    database = tmp_path / "home.db"
 
     def begin(row: int) -> None:
         provide_database(database, kept, Migrations(database))
@@ -162,10 +166,8 @@ def test_processes_that_start_at_once_share_one_database(tmp_path: Path):
     assert not list(tmp_path.glob("home.db.*"))
 
 
-def test_one_that_came_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kept, database = tmp_path / "kept.db", tmp_path / "home.db"
-    provide_database(tmp_path / "first.db", kept, Migrations(tmp_path / "first.db"))
-    copy = empty_database.shutil.copyfile
+def test_one_that_came_meanwhile_is_left_alone(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch):
+    database, copy = tmp_path / "home.db", empty_database.shutil.copyfile
 
     def slow_copy(source: Path, target: str) -> None:
         copy(source, target)
@@ -177,17 +179,11 @@ def test_one_that_came_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pyte
     assert (migrations.done, database.read_bytes()) == (0, b"another process's")
 
 
-def test_without_links_each_home_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kept, database = tmp_path / "kept.db", tmp_path / "home.db"
-    provide_database(tmp_path / "first.db", kept, Migrations(tmp_path / "first.db"))
-
-    def refuse(source: str, target: Path) -> None:
-        raise PermissionError("no links here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    migrations = Migrations(database)
-    provide_database(database, kept, migrations)
-    assert (migrations.done, tables(database)) == (1, ["alembic_version", "flow_run"])
+def test_without_links_each_home_is_migrated(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError("no links here")))
+    migrations = Migrations(tmp_path / "home.db")
+    provide_database(migrations.database, kept, migrations)
+    assert (migrations.done, tables(migrations.database)) == (1, ["alembic_version", "flow_run"])
 
 
 def test_rows_of_one_home_are_not_kept(tmp_path: Path):
@@ -208,18 +204,12 @@ def test_mlflow_takes_a_copy_and_makes_its_own_experiment_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(mlflow_reader, "kept_database", lambda package: tmp_path / f"kept-{package}.db")
-    made: list[Path] = []
-    make = mlflow_reader.make_tables
-
-    def count(database: Path) -> None:
-        made.append(database)
-        make(database)
-
-    monkeypatch.setattr(mlflow_reader, "make_tables", count)
+    make = Mock(wraps=mlflow_reader.make_tables)
+    monkeypatch.setattr(mlflow_reader, "make_tables", make)
     stores = [tmp_path / "first.db", tmp_path / "second.db"]
     for store in stores:
         mlflow_reader.provide_tables(store)
-    assert made == stores[:1]
+    make.assert_called_once_with(stores[0])
     assert tables(stores[0]) == tables(stores[1])
     assert rows(stores[1], "experiments") == []
     client = MlflowClient(tracking_uri=f"sqlite:///{stores[1]}")

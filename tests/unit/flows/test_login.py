@@ -17,11 +17,8 @@ NOW_S = 1_000_000.0
 ADA = {"is_logged_in": True, "email": "ada@example.org", "exp": NOW_S + 1, "email_verified": True}
 
 
-def test_a_home_without_a_login_has_none(tmp_path: Path):
-    assert read_login(Home(tmp_path), {}) is None
-
-
 def test_a_complete_login(tmp_path: Path):
+    assert read_login(Home(tmp_path), {}) is None
     login = read_login(write_login(Home(tmp_path)), {})
     assert login is not None
     assert login.host == "spotlight.example.org"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from flows.cli import command_line
@@ -16,7 +18,7 @@ from flows.server.metrics import families, metrics_application, metrics_server
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
 from storage.record.queries.live_figures import live_runs
-from storage.record.records import DeviceEvent, IterationRecord
+from storage.record.records import DeviceEvent
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record, write_sample_run
@@ -31,18 +33,11 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def ask(
-    home: Home, path: str = "/metrics", token: str | None = None, headers: Any = (), method: str = "GET"
-) -> tuple[int, str]:
-    """Status and text of an answer."""
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": path, "method": method, "headers": list(headers)}
-    asyncio.run(metrics_application(home, token)(scope, None, send))
-    return sent[0]["status"], sent[1]["body"].decode()
+def ask(home: Home, path: str = "/metrics", token: str | None = None, given: str = "") -> tuple[int, str]:
+    """Status and text of an answer, to a request with the token `given`."""
+    headers = {"authorization": f"Bearer {given}"} if given else {}
+    answer = TestClient(metrics_application(home, token)).get(path, headers=headers)
+    return answer.status_code, answer.text
 
 
 def values(text: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -60,19 +55,7 @@ def test_a_run_is_shown_as_the_database_has_it(home: Home):
     write_sample_run(store, "glyphs-1", iterations=3, status="running")
     last = iteration_record("glyphs-1", 4, 2_000.0)
     events = [DeviceEvent("spot-0", "spot", "lost", 2_010.0), DeviceEvent("spot-1", "spot", "lost", 2_011.0)]
-    store.commit_iteration(
-        IterationRecord(
-            "glyphs-1",
-            4,
-            4,
-            2_000.0,
-            2_018.0,
-            last.metrics,
-            [],
-            intervals=last.intervals,
-            device_events=events,
-        )
-    )
+    store.commit_iteration(replace(last, device_events=events))
     status, text = ask(home)
     assert status == 200
     found = values(text)
@@ -115,11 +98,10 @@ def test_running_runs_are_shown_or_else_the_newest(home: Home):
 
 
 def test_only_the_endpoint_is_served_and_only_to_who_knows_the_token(home: Home):
-    assert ask(home, "/")[0] == 404
-    assert ask(home, method="POST")[0] == 405
-    assert ask(home, token=TOKEN)[0] == 401
-    assert ask(home, token=TOKEN, headers=[(b"authorization", b"Bearer another")])[0] == 401
-    assert ask(home, token=TOKEN, headers=[(b"authorization", f"Bearer {TOKEN}".encode())])[0] == 200
+    assert ask(home, "/")[0] == ask(home, "/docs")[0] == 404
+    assert TestClient(metrics_application(home, None)).post("/metrics").status_code == 405
+    assert ask(home, token=TOKEN)[0] == ask(home, token=TOKEN, given="another")[0] == 401
+    assert ask(home, token=TOKEN, given=TOKEN)[0] == 200
 
 
 def test_a_damaged_run_is_an_answer_and_not_an_end(home: Home):
@@ -147,8 +129,6 @@ def test_an_address_that_others_reach_needs_a_token(home: Home, tmp_path: Path):
 
 
 def test_a_port_in_use_is_refused(home: Home):
-    import socket
-
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ServerError, match=r"is in use .*; choose another with `spotlight metrics --port`"),
@@ -158,15 +138,8 @@ def test_a_port_in_use_is_refused(home: Home):
 
 def test_a_foreign_page_is_refused(home: Home):
     """The guard of the dashboard stands before it."""
-    server = metrics_server(home, 9464)
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": "/metrics", "method": "GET", "headers": [(b"host", b"evil.example")]}
-    asyncio.run(server.config.app(scope, None, send))  # type: ignore[operator]
-    assert sent[0]["status"] == 403
+    guarded: Any = metrics_server(home, 9464).config.app
+    assert TestClient(guarded, "http://evil.example").get("/metrics").status_code == 403
 
 
 def test_the_command_says_where_and_serves(home: Home, monkeypatch: pytest.MonkeyPatch, capsys: Any):

@@ -13,14 +13,7 @@ import yaml
 from prefect.client.schemas.schedules import CronSchedule
 from pydantic import BaseModel, ValidationError
 
-from flows.deployed.deployments import (
-    _resumed,
-    evaluate_by_form,
-    post_train_by_form,
-    pretrain_by_form,
-    reproduce_by_form,
-    what_if_by_form,
-)
+from flows.deployed.deployments import FLOWS, _resumed, what_if_by_form
 from flows.deployed.forms import (
     EvaluationForm,
     PresetName,
@@ -89,8 +82,7 @@ def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):
 
 
 def test_every_deployment_says_what_it_does():
-    flows = (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form, what_if_by_form)
-    for flow in flows:
+    for flow in FLOWS:
         assert flow.description
         assert set(flow.parameters.properties) == {"form"}
 
@@ -174,16 +166,9 @@ def test_bad_values_are_refused(form: type[BaseModel], values: dict[str, Any]):
         form.model_validate(values)
 
 
-@pytest.mark.parametrize("setting", ["iterations=3", 'name="a b"', "adaptation.targets = [1, 2]"])
-def test_settings_as_a_person_writes_them_are_taken(setting: str):
-    assert TrainingForm(settings=[setting]).settings == [setting]
-
-
-@pytest.mark.parametrize("model", ["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"])
-def test_every_embedded_model_can_be_made(model: str):
-    assert PretrainingForm.model_validate({"out": "x", "model": model}).model == model
-
-
-def test_an_untouched_form_is_valid():
-    assert TrainingForm().preset == "glyphs"
-    assert ReproductionForm().reference == ""
+def test_what_a_person_writes_is_taken_and_an_untouched_form_is_valid():
+    settings = ["iterations=3", 'name="a b"', "adaptation.targets = [1, 2]"]
+    assert TrainingForm(settings=settings).settings == settings
+    for model in ("edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"):
+        assert PretrainingForm.model_validate({"out": "x", "model": model}).model == model
+    assert (TrainingForm().preset, ReproductionForm().reference) == ("glyphs", "")

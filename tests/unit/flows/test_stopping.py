@@ -87,10 +87,9 @@ def test_an_end_that_hangs_can_be_cut_short(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_signal_waits_while_prefect_does_something_of_its_own():
     """Interrupted there, Prefect fails itself: it has no state yet of the task that it is about to begin."""
-    scope: dict[str, object] = {"__name__": "prefect.task_engine", "time": time}
-    exec("def begin(function):\n    time.sleep(0.3)\n    done.append(1)\n    function()", scope)
     done: list[int] = []
-    scope["done"] = done
+    scope: dict[str, object] = {"__name__": "prefect.task_engine", "time": time, "done": done}
+    exec("def begin(function):\n    time.sleep(0.3)\n    done.append(1)\n    function()", scope)
     ours: dict[str, object] = {"__name__": "tasks.iteration.phases", "time": time}
     exec("def task():\n    time.sleep(60)", ours)
     began = time.monotonic()

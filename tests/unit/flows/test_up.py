@@ -5,15 +5,12 @@ Refused options are in `tests/bad_inputs.jsonl`.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -25,11 +22,13 @@ from flows.deployed.schedule import Nightly
 from flows.deployed.up import UpOptions, down, left_of, sole_supervisor, state_file, up
 from flows.server.children import Child
 from flows.server.dashboards import serve
-from flows.server.note import FileLock, ServerNote, read_note
+from flows.server.note import ServerNote, read_note
 from flows.server.password import password_file
-from flows.server.ports import is_loopback, reachable, refuse_taken_port
+from flows.server.ports import is_loopback, reachable
 from storage.errors import ConfigurationError, ServerError
 from storage.home import UP_VARIABLE, Home
+from storage.processes import python_command
+from storage.record.files import locked
 from tests.sample_login import write_login
 
 OPTIONS = UpOptions(server_port=1)
@@ -60,10 +59,6 @@ def test_a_taken_port_is_refused_with_the_option_that_changes_it(taken: int, tmp
     with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*--ui-port"):
         up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=taken))
     assert state_file(Home(tmp_path)).read_text() == ""
-
-
-def test_a_free_port_is_not_refused():
-    refuse_taken_port(free(), "never said")
 
 
 def test_an_address_that_others_reach_is_warned_of(
@@ -101,10 +96,6 @@ def test_a_name_in_a_field_of_others_is_refused(cron: str, says: str):
 
 
 def test_a_schedule_is_off_unless_asked_for():
-    assert "--schedule" not in Nightly().arguments()
-    assert Nightly(active=True, cron="5 3 * * 1").arguments() == [
-        "--cron", "5 3 * * 1", "--timezone", "UTC", "--schedule",
-    ]  # fmt: skip
     assert Nightly().in_words().startswith("off (")
     assert Nightly(active=True).in_words() == "on, '0 2 * * *' in UTC"
 
@@ -126,97 +117,62 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path).ensure()
 
 
-class Sleepers:
-    """Processes that sleep, of the `up` of a home or of none."""
+Sleeper = Callable[..., psutil.Process]
 
-    def __init__(self) -> None:
-        self.all: list[subprocess.Popen[str]] = []
 
-    def start(self, home: Home | None, stubborn: bool = False) -> psutil.Process:
+@pytest.fixture
+def sleeper() -> Iterator[Sleeper]:
+    """Starts a process that sleeps, of the `up` of a home or of none."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(home: Home | None = None, first: str = "pass") -> psutil.Process:
         environment = dict(os.environ) | ({UP_VARIABLE: str(home.path.resolve())} if home else {})
-        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
-        program = f"import signal, time; {ignore} print('up', flush=True); time.sleep(600)"
+        program = f"import signal, time; {first}; print('up', flush=True); time.sleep(600)"
         process = subprocess.Popen(
             [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
         )
-        self.all.append(process)
+        started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         return psutil.Process(process.pid)
 
-
-@pytest.fixture
-def sleepers() -> Iterator[Sleepers]:
-    made = Sleepers()
-    yield made
-    for process in made.all:
+    yield start
+    for process in started:
         process.kill()
         process.communicate()
 
 
 def note_of_a_crash(home: Home, machine: str = socket.gethostname(), pid: int = 2**22 + 1) -> None:
-    note = ServerNote(pid, "127.0.0.1", 1, machine=machine)
-    state_file(home).write_text(json.dumps(asdict(note)))
-
-
-def test_only_processes_of_the_home_are_left(home: Home, sleepers: Sleepers):
-    ours = sleepers.start(home)
-    sleepers.start(Home(home.path / "another"))
-    sleepers.start(None)
-    assert left_of(home) == [ours]
-    assert UP_VARIABLE not in psutil.Process().environ(), "the supervisor is none of them"
+    ServerNote("127.0.0.1", 1, pid=pid, machine=machine).write(state_file(home))
 
 
 def test_down_ends_what_is_left_and_nothing_else(
-    home: Home, sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch
+    home: Home, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("flows.server.children.ENDING_S", 0.5)
-    child, deaf, stranger = sleepers.start(home), sleepers.start(home, stubborn=True), sleepers.start(None)
-    note_of_a_crash(home)
+    child, deaf = sleeper(home), sleeper(home, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    others = [sleeper(Home(home.path / "another")), sleeper()]
+    assert {*left_of(home)} == {child, deaf}, "not this process either"
+    note_of_a_crash(home, pid=others[1].pid)  # which another process has by now
     words = {process.pid: module._in_words(process) for process in (child, deaf)}
     assert words[child.pid].startswith("-c import signal")
     assert sorted(down(home)) == sorted(words.values())
     assert not child.is_running() and not deaf.is_running()
-    assert stranger.is_running()
+    assert all(process.is_running() for process in others)
     assert state_file(home).read_text() == ""
     assert down(home) == []
 
 
-def test_down_leaves_the_pid_of_an_up_that_is_gone_alone(home: Home, sleepers: Sleepers):
-    stranger = sleepers.start(None)
-    note_of_a_crash(home, pid=stranger.pid)
-    assert down(home) == []
-    assert stranger.is_running()
-
-
-@pytest.fixture
-def held(home: Home) -> Iterator[FileLock]:
-    """The lock of a `down` that is at work, or of an `up` that has not noted itself yet."""
-    lock = FileLock(state_file(home))
-    assert lock.attempt()
-    yield lock
-    lock.close()
-
-
-def test_a_second_down_waits_for_the_first(home: Home, held: FileLock):
-    with ThreadPoolExecutor(1) as thread:
-        second = thread.submit(down, home)
-        with pytest.raises(TimeoutError):
-            second.result(0.2)
-        fcntl.flock(held.descriptor, fcntl.LOCK_UN)
-        assert second.result(60) == []
-
-
-def test_an_up_beside_a_down_is_told_to_wait(home: Home, held: FileLock):
+def test_an_up_and_a_second_down_wait_for_the_first_down(home: Home):
     said = "runs already for .*, or `spotlight down` ends it"
-    with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
-        pass
-
-
-def test_down_does_not_reach_for_another_machine(home: Home):
-    note_of_a_crash(home, "elsewhere")
-    with pytest.raises(ServerError, match="runs on elsewhere"):
-        down(home)
+    with ThreadPoolExecutor(1) as thread:
+        with locked(state_file(home)):
+            second = thread.submit(down, home)
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+            with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
+                pass
+        assert second.result(60) == []
 
 
 def test_a_second_supervisor_of_a_home_is_refused(home: Home, tmp_path: Path):
@@ -231,10 +187,8 @@ def test_a_second_supervisor_of_a_home_is_refused(home: Home, tmp_path: Path):
 
 
 @pytest.mark.parametrize("note", [None, "{"])
-def test_what_a_crashed_one_left_is_refused_until_it_is_gone(
-    home: Home, sleepers: Sleepers, note: str | None
-):
-    left = sleepers.start(home)
+def test_what_a_crashed_one_left_is_refused_until_it_is_gone(home: Home, sleeper: Sleeper, note: str | None):
+    left = sleeper(home)
     note_of_a_crash(home)
     if note is not None:
         state_file(home).write_text(note)
@@ -248,10 +202,8 @@ def test_what_a_crashed_one_left_is_refused_until_it_is_gone(
 
 
 def test_the_end_of_a_child_is_told_though_its_log_was_removed(tmp_path: Path):
-    child = Child(
-        "dashboard", [sys.executable, "-c", "raise SystemExit(3)"], os.environ, tmp_path / "its.log"
-    )
-    child.wait(30)
+    child = Child("dashboard", python_command("-c", "raise SystemExit(3)"), os.environ, tmp_path / "its.log")
+    child.process.wait(30)
     child.log.unlink()
     assert child.ended == f"the dashboard ended with code 3 (log: {child.log})"
 
@@ -261,3 +213,5 @@ def test_a_home_of_another_machine_is_refused(home: Home):
     said = "runs on elsewhere; end it there"
     with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
         pass
+    with pytest.raises(ServerError, match=said):
+        down(home)

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import yaml
 
+from flows.server.prefect_server import is_healthy
 from tests.running_up import ROOT, free_port, wait_until
 
 _POSTGRES_USER = "postgres"
@@ -27,9 +28,6 @@ _POSTGRES_USER = "postgres"
 _LIMIT_S = 200.0
 _COMMAND_LIMIT_S = 500.0
 """One of Prefect's commands may do a whole run."""
-
-_DEBIANS_POSTGRES = Path("/usr/lib/postgresql")
-"""Where Debian puts what starts a server: it is not on the path."""
 
 
 def compose_service(name: str) -> dict[str, Any]:
@@ -42,21 +40,14 @@ def postgres_programs() -> Path | None:
     if os.geteuid() == 0 and _POSTGRES_USER not in [one.pw_name for one in pwd.getpwall()]:
         return None
     on_path = shutil.which("initdb")
-    if on_path:
-        return Path(on_path).resolve().parent
-    return next((one.parent for one in _DEBIANS_POSTGRES.glob("*/bin/initdb")), None)
+    # Debian's are not on the path.
+    found = [Path(on_path).resolve()] if on_path else Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    return next((one.parent for one in found), None)
 
 
 @dataclass(frozen=True)
 class Postgres:
-    """A Postgres server that listens on 127.0.0.1, with a database that has its user's name.
-
-    Attributes:
-        programs: folder of its programs.
-        port: where it listens.
-        user: as compose names it.
-        password: of this user.
-    """
+    """A Postgres server that listens on 127.0.0.1, with a database that has its user's name."""
 
     programs: Path
     port: int
@@ -72,6 +63,14 @@ class Postgres:
             capture_output=True, text=True, timeout=_LIMIT_S, check=True,
         ).stdout  # fmt: skip
 
+    def answers(self) -> bool:
+        """Whether it can be asked by now."""
+        try:
+            self.ask("pg_isready")
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
     def count(self, table: str) -> int:
         """Rows of a table."""
         return int(self.ask("psql", "-X", "-d", self.user, "-tA", "-c", f"select count(*) from {table}"))
@@ -79,17 +78,13 @@ class Postgres:
 
 @contextmanager
 def running_postgres(programs: Path) -> Iterator[Postgres]:
-    """A server in a folder of its own, of which nothing is left.
-
-    Args:
-        programs: from `postgres_programs`.
-    """
+    """A server of these `postgres_programs` in a folder of its own, of which nothing is left."""
     # It refuses to run as root, and its own user cannot look into the folders that pytest makes.
     account: dict[str, Any] = {"user": _POSTGRES_USER, "group": _POSTGRES_USER, "extra_groups": []}
     account = account if os.geteuid() == 0 else {}
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))
-    own = Postgres(programs, free_port(), compose_service("postgres")["environment"]["POSTGRES_USER"],
-                   secrets.token_hex())  # fmt: skip
+    user = compose_service("postgres")["environment"]["POSTGRES_USER"]
+    own = Postgres(programs, free_port(), user, secrets.token_hex())
     (folder / "password").write_text(own.password)
     if account:
         for path in (folder, folder / "password"):
@@ -102,7 +97,7 @@ def running_postgres(programs: Path) -> Iterator[Postgres]:
         made = subprocess.run(initdb, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, **account)
         assert made.returncode == 0, made.stdout + made.stderr
         with _running(server, folder / "postgres.log", folder, **account):
-            wait_until("Postgres answers", lambda: _succeeds(own, "pg_isready"))
+            wait_until("Postgres answers", own.answers)
             own.ask("createdb", own.user)
             yield own
     finally:
@@ -111,24 +106,14 @@ def running_postgres(programs: Path) -> Iterator[Postgres]:
 
 @dataclass(frozen=True)
 class OwnPrefect:
-    """A Prefect server, and what is said to it on the command line.
-
-    Attributes:
-        api: its address.
-        client: asks it with the password.
-        environment: of processes that use it.
-    """
+    """A Prefect server at `api`, its client with the password, and the environment of who uses it."""
 
     api: str
     client: httpx.Client
     environment: dict[str, str]
 
-    def prefect(self, *arguments: str) -> None:
-        """Run one of Prefect's commands in the project's folder."""
-        self.run([sys.executable, "-m", "prefect", "--no-prompt", *arguments])
-
-    def run(self, command: list[str]) -> None:
-        """Run a command to its end; it must succeed."""
+    def run(self, *command: str) -> None:
+        """Run a command to its end in the project's folder; it must succeed."""
         process = subprocess.Popen(
             command, cwd=ROOT, env=self.environment, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -168,7 +153,7 @@ def running_prefect(home: Path, postgres: Postgres | None) -> Iterator[OwnPrefec
         httpx.Client(auth=(user, password), timeout=60) as client,
         _running(command, home / "prefect.log", ROOT, env=os.environ | values | own),
     ):
-        wait_until("Prefect answers", lambda: _answers(client, f"{api}/health"))
+        wait_until("Prefect answers", lambda: is_healthy(api))
         settings = {
             "PREFECT_API_URL": api,
             "PREFECT_API_AUTH_STRING": secret,
@@ -222,18 +207,3 @@ def _running(command: list[Any], log: Path, folder: Path, **options: Any) -> Ite
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _succeeds(postgres: Postgres, program: str) -> bool:
-    try:
-        postgres.ask(program)
-    except subprocess.CalledProcessError:
-        return False
-    return True
-
-
-def _answers(client: httpx.Client, address: str) -> bool:
-    try:
-        return client.get(address).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False

@@ -29,30 +29,24 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize(
-    ("deployment", "form", "reason"),
+    ("deployment", "form", "beside", "reason"),
     [
-        ("post-train", {"preset": "nonsense"}, "'nonsense' is not one of ['edits', 'flux-1280', "),
-        ("post-train", {"iterations": -1}, "-1 is less than the minimum of 0"),
-        ("post-train", {"settings": ["iterations"]}, "form.settings[0]"),
-        ("post-train", {"iteratoins": 3}, "'iteratoins' was unexpected"),
-        ("post-train", {"resume": "../outside"}, "form.resume"),
-        ("evaluate", {"preset": 3}, "form.preset"),
-        ("pretrain", {"model": "glyphs"}, "'out' is a required property"),
-        ("reproduce", {"tolerance": 2}, "2 is greater than the maximum of 1"),
+        ("post-train", {"preset": "nonsense"}, {}, "'nonsense' is not one of ['edits', 'flux-1280', "),
+        ("post-train", {"iterations": -1}, {}, "-1 is less than the minimum of 0"),
+        ("post-train", {"settings": ["iterations"]}, {}, "form.settings[0]"),
+        ("post-train", {"iteratoins": 3}, {}, "'iteratoins' was unexpected"),
+        ("post-train", {"resume": "../outside"}, {}, "form.resume"),
+        ("evaluate", {"preset": 3}, {}, "form.preset"),
+        ("pretrain", {"model": "glyphs"}, {}, "'out' is a required property"),
+        ("pretrain", {"model": "glyphs", "out": "anywhere"}, {"seed": 3}, "('seed' was unexpected)"),
+        ("reproduce", {"tolerance": 2}, {}, "2 is greater than the maximum of 1"),
     ],
 )
 def test_bad_parameters_are_refused_in_words(
-    up: RunningUp, deployment: str, form: dict[str, Any], reason: str
+    up: RunningUp, deployment: str, form: dict[str, Any], beside: dict[str, Any], reason: str
 ):
-    answer = up.start_run(deployment, form)
-    assert answer.status_code == 409
-    assert reason in answer.json()["detail"]
-
-
-def test_a_parameter_beside_the_form_is_refused_in_words(up: RunningUp):
-    answer = up.start_run("pretrain", {"model": "glyphs", "out": "anywhere"}, seed=3)
-    assert answer.status_code == 409
-    assert "('seed' was unexpected)" in answer.json()["detail"]
+    answer = up.start_run(deployment, form, **beside)
+    assert answer.status_code == 409 and reason in answer.json()["detail"]
 
 
 def test_runs_asked_for_at_the_same_moment_wait_for_each_other(up: RunningUp):
@@ -66,12 +60,20 @@ def test_runs_asked_for_at_the_same_moment_wait_for_each_other(up: RunningUp):
     assert {answer.status_code for answer in answers} == {201}
 
 
-def test_a_setting_that_only_we_can_judge_fails_the_run_at_once(up: RunningUp):
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (
+            {"preset": "smoke", "settings": ["sampling.noise_level=7"]},
+            "sampling.noise_level = 7 (from --set): must be at most 2.0; lower it",
+        ),
+        ({"resume": "nowhere"}, "RunNotFoundError: no run 'nowhere'"),
+    ],
+)
+def test_what_only_we_can_judge_fails_the_run_at_once(up: RunningUp, form: dict[str, Any], reason: str):
     before = RunStore(up.home).runs()
-    flow_run = up.start_run("post-train", {"preset": "smoke", "settings": ["sampling.noise_level=7"]}).json()
-    state = up.wait_for_end(flow_run["id"])
-    assert state["type"] == "FAILED"
-    assert "sampling.noise_level = 7 (from --set): must be at most 2.0; lower it" in state["message"]
+    state = up.wait_for_end(up.start_run("post-train", form).json()["id"])
+    assert state["type"] == "FAILED" and reason in state["message"]
     assert RunStore(up.home).runs() == before
 
 
@@ -172,30 +174,21 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
         assert read_ledger(connection, "c").is_balanced
     again = up.start_run("post-train", {"resume": "c"}).json()
     assert up.wait_for_end(again["id"])["type"] == "COMPLETED"
-    assert store.run("c").last_iteration == 24
-    assert store.run("c").status == "finished"
+    assert (store.run("c").last_iteration, store.run("c").status) == (24, "finished")
 
 
 def test_nothing_of_a_home_is_readable_by_others(up: RunningUp):
     """After runs by the API and by the command line, cancelled and resumed, under the usual umask."""
-    kinds = (
+    for kind in [
         "spotlight.duckdb",
         "mlflow.db",
         "prefect.db",
         "up.json",
         "weights.safetensors",
         "driver.*.jsonl",
-    )
-    kept = [next(up.home.path.rglob(kind), None) for kind in kinds]
-    assert None not in kept, f"each of {kinds} is there"
+    ]:
+        assert next(up.home.path.rglob(kind), None), f"{kind} is there"
     assert open_to_others(up.home.path) == []
-
-
-def test_a_finished_run_is_not_resumed(up: RunningUp):
-    flow_run = up.start_run("post-train", {"resume": "nowhere"}).json()
-    state = up.wait_for_end(flow_run["id"])
-    assert state["type"] == "FAILED"
-    assert "RunNotFoundError: no run 'nowhere'" in state["message"]
 
 
 def test_of_the_folder_that_it_is_started_in_only_named_files_are_read(tmp_path: Path):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ from tests.own_servers import (
     running_postgres,
     running_prefect,
 )
-from tests.running_up import wait_until
+from tests.running_up import FINAL, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,16 +27,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres | None]:
     """None where it is not installed: Prefect then keeps a file."""
-    with ExitStack() as stack:
-        programs = postgres_programs()
-        yield None if programs is None else stack.enter_context(running_postgres(programs))
+    programs = postgres_programs()
+    with nullcontext() if programs is None else running_postgres(programs) as postgres:
+        yield postgres
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres | None) -> Iterator[OwnPrefect]:
     home = Home(tmp_path_factory.mktemp("own")).ensure()
     with running_prefect(home.path, postgres) as own:
-        own.run(compose_service("deployments")["command"])
+        own.run(*compose_service("deployments")["command"])
         yield own
 
 
@@ -51,10 +52,15 @@ def ask_for_a_run(own: OwnPrefect, *settings: str, preset: str = "smoke") -> htt
 
 def end_of(own: OwnPrefect, run: httpx.Response) -> dict[str, Any]:
     """The final state of a run, which a worker of the pool does."""
-    own.prefect("worker", "start", "--pool", "spotlight", "--run-once")
+    own.run(
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        *["worker", "start", "--pool", "spotlight", "--run-once"],
+    )
     flow_run = f"{own.api}/flow_runs/{run.json()['id']}"
-    final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-    wait_until("the run ends", lambda: own.client.get(flow_run).json()["state"]["type"] in final)
+    wait_until("the run ends", lambda: own.client.get(flow_run).json()["state"]["type"] in FINAL)
     return own.client.get(flow_run).json()["state"]
 
 

@@ -81,8 +81,9 @@ def test_a_program_of_the_user_has_the_modules_beside_it(monkeypatch: pytest.Mon
 
 
 def test_imports_are_without_garbage_collection_and_then_it_is_as_before():
-    with quick_imports():
+    with pytest.raises(ImportError), quick_imports():
         assert not gc.isenabled()
+        raise ImportError
     assert gc.isenabled()
     gc.disable()
     try:
@@ -91,9 +92,3 @@ def test_imports_are_without_garbage_collection_and_then_it_is_as_before():
         assert not gc.isenabled(), "the process that imports has switched it off itself"
     finally:
         gc.enable()
-
-
-def test_an_import_that_fails_leaves_it_as_before():
-    with pytest.raises(ImportError), quick_imports():
-        raise ImportError
-    assert gc.isenabled()

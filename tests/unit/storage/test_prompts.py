@@ -51,17 +51,10 @@ def test_windows_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     assert [p.text for p in load_prompts(path)] == ["one", "two"]
 
 
-def test_rows_keep_their_metadata(tmp_path: Path) -> None:
-    (record,) = load_prompts(write(tmp_path / "p.jsonl", ROW))
-    assert (record.text, record.metadata) == (ROW["prompt"], ROW)
-
-
-POSITION = {"class": "dog", "count": 1, "position": ["left of", 0]}
-
-
-def test_lines_are_remembered(tmp_path: Path) -> None:
+def test_rows_keep_their_metadata_and_their_lines(tmp_path: Path) -> None:
     records = load_prompts(write(tmp_path / "p.jsonl", ROW, "", ROW))
     assert [(record.prompt_id, record.line) for record in records] == [(0, 1), (1, 3)]
+    assert (records[0].text, records[0].metadata) == (ROW["prompt"], ROW)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from storage.errors import StorageError
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import PART_FILE
 from storage.record.records import IterationRecord, PaidTime
-from storage.record.run_folder import RunFolder
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tests.sample_run import evaluation_record
@@ -47,19 +46,15 @@ def paid(store: RunStore) -> dict[str, float]:
         return dict(connection.execute("SELECT phase, sum(paid_s) FROM paid_time GROUP BY ALL").fetchall())
 
 
-def folder(store: RunStore) -> RunFolder:
-    return store.folder("r")
-
-
 def test_what_a_covered_part_held_may_be_done_again(store: RunStore):
     commit(store, 1, 3)
-    folder(store).compact(at_least=1)
+    store.folder("r").compact(at_least=1)
     commit(store, 4, 5)
-    folder(store).compact(at_least=1)  # the second part takes in the first, which is still there
+    store.folder("r").compact(at_least=1)  # the second part takes in the first, which is still there
     store.discard_after("r", 1)
     commit(store, 2, 4, life=1.0)
     assert lives(store) == {1: 0.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    folder(store).sweep(stay_s=-1)
+    store.folder("r").sweep(stay_s=-1)
     assert lives(store) == {1: 0.0, 2: 1.0, 3: 1.0, 4: 1.0}
     assert paid(store) == {"iteration": 4.0, "discarded": 4.0}
 
@@ -67,9 +62,9 @@ def test_what_a_covered_part_held_may_be_done_again(store: RunStore):
 @pytest.mark.parametrize("kept", [-1, 0])
 def test_a_run_that_begins_again_has_none_of_its_parts(store: RunStore, kept: int):
     commit(store, 1, 3)
-    folder(store).compact(at_least=1)
+    store.folder("r").compact(at_least=1)
     commit(store, 4, 4)
-    folder(store).compact(at_least=1)
+    store.folder("r").compact(at_least=1)
     store.discard_after("r", kept)
     assert lives(store) == {}
     assert paid(store) == {"discarded": 4.0}
@@ -78,19 +73,19 @@ def test_a_run_that_begins_again_has_none_of_its_parts(store: RunStore, kept: in
 
 def test_a_part_that_a_killed_sweep_half_deleted_blocks_nothing(store: RunStore):
     commit(store, 1, 3)
-    folder(store).compact(at_least=1)
+    store.folder("r").compact(at_least=1)
     commit(store, 4, 5)
-    folder(store).compact(at_least=1)
-    (folder(store).path / "part-000001" / PART_FILE).unlink()
+    store.folder("r").compact(at_least=1)
+    (store.folder("r").path / "part-000001" / PART_FILE).unlink()
     assert sorted(lives(store)) == [1, 2, 3, 4, 5]
     assert store.run("r").last_iteration == 5
 
 
 def test_the_only_copy_of_a_folder_is_kept_and_gets_its_name_back(store: RunStore):
     commit(store, 1, 3)
-    moved = folder(store).path / ".replaced-iteration-000003"
-    (folder(store).path / "iteration-000003").rename(moved)  # killed between the two renames
-    folder(store).sweep(stay_s=-1)
+    moved = store.folder("r").path / ".replaced-iteration-000003"
+    (store.folder("r").path / "iteration-000003").rename(moved)  # killed between the two renames
+    store.folder("r").sweep(stay_s=-1)
     assert sorted(lives(store)) == [1, 2, 3]
     store.discard_after("r", 3)
     assert not moved.exists()
@@ -99,7 +94,7 @@ def test_the_only_copy_of_a_folder_is_kept_and_gets_its_name_back(store: RunStor
 
 def test_a_copy_that_was_replaced_does_not_come_back(store: RunStore):
     commit(store, 1, 3)
-    run = folder(store).path
+    run = store.folder("r").path
     shutil.copytree(run / "iteration-000003", run / ".replaced-iteration-000003")  # killed before it went
     assert sorted(lives(store)) == [1, 2, 3]
     store.discard_after("r", 2)
@@ -109,14 +104,14 @@ def test_a_copy_that_was_replaced_does_not_come_back(store: RunStore):
 
 def test_compaction_leaves_a_damaged_folder_as_it_is_and_ends_no_run(store: RunStore):
     commit(store, 1, 5)
-    damaged = folder(store).path / "iteration-000002" / "paid_time.parquet"
+    damaged = store.folder("r").path / "iteration-000002" / "paid_time.parquet"
     damaged.write_bytes(b"PAR1" + b"x" * 50)
     store.compact("r")
     assert damaged.exists()
     assert sorted(lives(store)) == [1, 2, 3, 4, 5]
-    (folder(store).path / "part-000001" / PART_FILE).write_text("{}")
+    (store.folder("r").path / "part-000001" / PART_FILE).write_text("{}")
     with pytest.raises(StorageError, match="no description of a part"):
-        folder(store).listing()
+        store.folder("r").listing()
 
 
 def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):

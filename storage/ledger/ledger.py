@@ -276,13 +276,12 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
         "ORDER BY split_part(standby, '-', 2)::INTEGER",
         [run_id],
     ).fetchall()
-    workers = _worker_accounts(connection, run_id)
+    double_s, overlaps = _overlaps(connection, run_id)
+    workers = _worker_accounts(connection, run_id, double_s)
     return Ledger(
         entries=tuple(Entry(row[0], row[1], row[2], Spent(*row[3:])) for row in entries),
         workers=workers,
-        overlaps=_overlaps(connection, run_id)
-        if any(worker.double_s > SAME_MOMENT_S for worker in workers)
-        else (),
+        overlaps=overlaps if workers else (),
         losses=_losses(connection, run_id),
         has_device_events=events > 0,
         samples=samples,
@@ -295,7 +294,9 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
     )
 
 
-def _worker_accounts(connection: RecordConnection, run_id: str) -> tuple[WorkerAccount, ...]:
+def _worker_accounts(
+    connection: RecordConnection, run_id: str, double_s: dict[str, float]
+) -> tuple[WorkerAccount, ...]:
     """Return the accounts of a run's workers, by name; empty if no paid time was measured."""
     rows = connection.execute(
         """
@@ -312,50 +313,36 @@ def _worker_accounts(connection: RecordConnection, run_id: str) -> tuple[WorkerA
         """,
         {"run": run_id},
     ).fetchall()
-    double_s = _double_s(connection, run_id)
     return tuple(
         WorkerAccount(worker, market, paid_s, booked_s, double_s.get(worker, 0.0))
         for worker, market, paid_s, booked_s in rows
     )
 
 
-def _double_s(connection: RecordConnection, run_id: str) -> dict[str, float]:
-    """Return how long each worker was in two states at once, for those that were.
+def _overlaps(connection: RecordConnection, run_id: str) -> tuple[dict[str, float], tuple[Overlap, ...]]:
+    """Return how long workers were in two states at once, and the states that began so, in order of time.
 
     It uses numpy: DuckDB's windows took a second on 64 devices and 1,000 iterations, while a page waits.
     """
-    found = connection.execute(
-        "SELECT dense_rank() OVER (ORDER BY worker) - 1 AS number, worker, started_at, ended_at "
-        "FROM worker_states WHERE run_id = ? ORDER BY worker, started_at, ended_at",
+    states = connection.execute(
+        "SELECT dense_rank() OVER (ORDER BY worker) - 1 AS number, worker, phase, iteration, state, "
+        "started_at, ended_at FROM worker_states WHERE run_id = ? ORDER BY worker, started_at, ended_at",
         [run_id],
     ).fetchnumpy()
-    number, worker, started_at, ended_at = (
-        np.asarray(found[name]) for name in ("number", "worker", "started_at", "ended_at")
-    )
-    bounds = np.flatnonzero(np.diff(number, prepend=-1, append=-1))
+    number, started_at, ended_at = (np.asarray(states[name]) for name in ("number", "started_at", "ended_at"))
     double_s: dict[str, float] = {}
-    for first, after in pairwise(bounds):
+    overlaps: list[Overlap] = []
+    for first, after in pairwise(np.flatnonzero(np.diff(number, prepend=-1, append=-1))):
         reach = np.maximum.accumulate(ended_at[first:after])[:-1]
         both_s = np.minimum(reach, ended_at[first + 1 : after]) - started_at[first + 1 : after]
         if (both_s > 0).any():
-            double_s[str(worker[first])] = float(both_s[both_s > 0].sum())
-    return double_s
-
-
-def _overlaps(connection: RecordConnection, run_id: str) -> tuple[Overlap, ...]:
-    rows = connection.execute(
-        """
-        WITH stepped AS (
-            SELECT *, max(ended_at) OVER (PARTITION BY worker ORDER BY started_at, ended_at
-                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach
-            FROM worker_states WHERE run_id = $run
-        )
-        SELECT worker, phase, iteration, state, started_at, least(reach, ended_at) - started_at
-        FROM stepped WHERE started_at - reach < -$moment ORDER BY started_at, worker
-        """,
-        {"run": run_id, "moment": SAME_MOMENT_S},
-    ).fetchall()
-    return tuple(Overlap(*row) for row in rows)
+            double_s[str(states["worker"][first])] = float(both_s[both_s > 0].sum())
+        for place in np.flatnonzero(both_s > SAME_MOMENT_S):
+            row = first + 1 + place
+            worker, phase, state = (str(states[name][row]) for name in ("worker", "phase", "state"))
+            at, iteration = float(started_at[row]), int(states["iteration"][row])
+            overlaps.append(Overlap(worker, phase, iteration, state, at, float(both_s[place])))
+    return double_s, tuple(sorted(overlaps, key=lambda each: (each.at, each.worker)))
 
 
 def _losses(connection: RecordConnection, run_id: str) -> tuple[Loss, ...]:

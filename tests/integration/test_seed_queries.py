@@ -69,14 +69,13 @@ def rows(frame: pd.DataFrame, *columns: str) -> list[tuple]:
 BY_OLDER = dataclasses.replace(sample(0, 0.5), policy_version=3)
 PAIRS = {
     "a draft that was trained on is no fresh score of itself": (
-        [BY_OLDER, sample(1, 0.2)], [draft(0, 0.5), draft(1, 0.9)], [(1, 0.9, 0.2, True, False, "full")],
+        [BY_OLDER, sample(1, 0.2)], [draft(0, 0.5), draft(1, 0.9)], [(True, 0.9, 0.2, 1)],
     ),
     "the rollout, or the re-score, which wins over the sample; seed 4 was never looked at again": (
         [sample(1, 0.75), sample(2, 0.25)],
         [draft(1, 1.0), draft(2, 0.5), draft(3, 0.0, kept=False), draft(4, 0.1, kept=False),
          draft(2, 0.3, version=4, round=-1), draft(3, 0.2, version=4, round=-1, kept=False)],
-        [(1, 1.0, 0.75, True, False, "full"), (2, 0.5, 0.3, True, True, "full"),
-         (3, 0.0, 0.2, False, True, "full")],
+        [(False, 0.0, 0.2, 1), (True, 0.5, 0.3, 1), (True, 1.0, 0.75, 1)],
     ),
     "a draft of the rollout's own weights is not stale": (
         [sample(1, 0.5)], [draft(1, 0.5, version=4)], [],
@@ -86,33 +85,35 @@ PAIRS = {
         [draft(1, 0.7, version=4), draft(2, 0.2, version=4), draft(3, 0.4, version=4, kept=False),
          draft(1, 0.1, kept=False), draft(3, 0.9, kept=False), draft(4, 0.3, kept=False),
          draft(4, 0.6, version=4, round=-1, kept=False)],
-        [(1, 0.1, 0.7, True, True, "full"), (3, 0.9, 0.4, False, True, "full"),
-         (4, 0.3, 0.6, False, True, "full")],
+        [(False, 0.3, 0.6, 1), (False, 0.9, 0.4, 1), (True, 0.1, 0.7, 1)],
     ),
     "the full draft counts, and then the newest": (
         [sample(1, 0.5), sample(2, 0.5)],
         [draft(1, 0.9, fidelity="preview-5"), draft(1, 0.6, round=1),
          draft(2, 0.1, version=2), draft(2, 0.2, version=3), draft(2, 0.3, fidelity="preview-5")],
-        [(1, 0.6, 0.5, True, False, "full"), (2, 0.2, 0.5, True, False, "full")],
+        [(True, 0.2, 0.5, 1), (True, 0.6, 0.5, 1)],
     ),
     "images without a score are left out": (
         [sample(1, 0.0, error="boom"), sample(2, 0.5), sample(3, 0.25)],
         [draft(1, 0.5), draft(2, 0.0, error="boom"), draft(3, 0.5),
          draft(3, 0.0, version=4, round=-1, error="boom")],
-        [(3, 0.5, 0.25, True, False, "full")],
+        [(True, 0.5, 0.25, 1)],
+    ),
+    "equal pairs are counted": (
+        [sample(1, 0.25), sample(2, 0.25)], [draft(1, 0.50001), draft(2, 0.5)], [(True, 0.5, 0.25, 2)],
     ),
 }  # fmt: skip
 """Samples, drafts, and the pairs of one seed's scores by older and by newer weights."""
 
 
 @pytest.mark.parametrize("case", PAIRS)
-def test_stale_and_fresh_scores_of_one_seed(store: RunStore, case: str):
+def test_pairs_of_stale_and_fresh_scores(store: RunStore, case: str):
     samples, candidates, expected = PAIRS[case]
     committed(store, samples=samples, candidates=candidates)
     with store.reading() as connection:
-        frame = seed_queries.stale_and_fresh(connection, "r")
-    assert rows(frame, "seed_index", "stale", "fresh", "kept", "rescored", "fidelity") == expected
-    assert rows(frame, "iteration", "prompt_id", "prompt") == [(5, 0, "prompt 0")] * len(expected)
+        frame = seed_queries.pair_counts(connection, "r", [5])
+        assert seed_queries.pair_counts(connection, "r", [4]).empty
+    assert rows(frame, "kept", "stale", "fresh", "seeds") == expected
 
 
 def test_drafts_by_prompt(store: RunStore):
@@ -127,7 +128,7 @@ def test_drafts_by_prompt(store: RunStore):
         ],
     )  # fmt: skip
     with store.reading() as connection:
-        frame = seed_queries.drafts_by_prompt(connection, "r")
+        frame = seed_queries.drafts_by_prompt(connection, "r", [5])
     assert rows(frame, "iteration", "prompt_id", "prompt", "drafts", "seeds", "in_plan") == [
         (5, 0, "prompt 0", 5, 4, True),
         (5, 7, "prompt 7", 0, 0, True),  # rolled out unexplored
@@ -146,16 +147,14 @@ def test_best_and_worst(store: RunStore):
             + ([SampleImage(4, 9, PNG)] if iteration == 6 else []),
         )  # fmt: skip
     with store.reading() as connection:
-        everything = seed_queries.best_and_worst(connection, "r")
-        latest = seed_queries.best_and_worst(connection, "r", latest=1)
-        one = seed_queries.best_and_worst(connection, "r", prompt_id=0, latest=2)
+        latest, single = (seed_queries.best_and_worst(connection, "r", prompt, 1) for prompt in (0, 4))
+        one = seed_queries.best_and_worst(connection, "r", 0, 2)
         prompts = seed_queries.pictured_prompts(connection, "r")
-    assert len(everything) == 7
     assert rows(latest, "iteration", "prompt_id", "place", "seed_index", "score", "detail") == [
         (7, 0, "best", 2, 1.0, "seed 2"),
         (7, 0, "worst", 1, 0.2, "seed 1"),
-        (6, 4, "best", 9, 0.3, "seed 9"),  # each prompt's own latest
     ]
+    assert rows(single, "iteration", "place", "seed_index") == [(6, "best", 9)], "a prompt's own latest"
     assert bytes(latest["png"].iloc[0]) == b"\x89PNG"
     assert rows(one, "iteration", "place") == [(7, "best"), (7, "worst"), (6, "best"), (6, "worst")]
     assert rows(prompts, "prompt_id", "prompt", "iteration") == [(0, "prompt 0", 7), (4, "prompt 4", 6)]

@@ -11,7 +11,6 @@ A long run has more drafts than a page can wait for: most functions take the ite
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -59,59 +58,50 @@ def drafted_seeds(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     ).df()
 
 
-def stale_and_fresh(
-    connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
-) -> pd.DataFrame:
-    """Return the seeds that have both a stale draft (by older weights than the rollout's) and a fresh score.
+def pair_counts(connection: RecordConnection, run_id: str, iterations: Sequence[int]) -> pd.DataFrame:
+    """Count the seeds that have both a stale draft (by older weights than the rollout's) and a fresh score.
 
     The fresh score is that of a draft by the rollout's own weights if there is one (the monitor's re-score,
     or a new draft after stale ones were refused), else the rollout's sample. Images that could not be scored
     are left out: their 0 does not judge the image.
 
-    Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
-    kept (True if the seed was rolled out), rescored (True if fresh is a draft).
+    Columns: kept (True if rolled out), stale, fresh (scores, to four digits), seeds.
     """
-    own, values = _only(run_id, iterations)
     return connection.execute(
         f"""
-        WITH {_pairs(own)}
-        SELECT q.iteration, q.prompt_id, p.prompt, seed_index, fidelity, stale, fresh, kept, rescored
-        FROM pairs q
-        JOIN prompts p ON p.run_id = $run AND p.purpose = 'train' AND p.prompt_id = q.prompt_id
-        ORDER BY q.iteration, q.prompt_id, seed_index
-        """,
-        values,
-    ).df()
-
-
-def pair_counts(
-    connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
-) -> pd.DataFrame:
-    """Return the pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
-    own, values = _only(run_id, iterations)
-    return connection.execute(
-        f"""
-        WITH {_pairs(own)}
+        WITH rolled AS (SELECT * FROM samples WHERE {_OWN}),
+        rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM rolled GROUP BY iteration),
+        candidate AS (SELECT c.*, r.policy_version AS rollouts_version
+            FROM (SELECT * FROM candidates WHERE {_OWN}) c JOIN rollouts r USING (iteration)),
+        drafts AS (SELECT * FROM candidate WHERE policy_version < rollouts_version AND round >= 0
+            QUALIFY row_number() OVER (PARTITION BY iteration, prompt_id, seed_index {_WHICH_COUNTS}) = 1),
+        fresh AS (SELECT * FROM candidate
+            WHERE policy_version = rollouts_version AND fidelity = 'full' AND error IS NULL),
+        pairs AS (SELECT s.seed_index IS NOT NULL AS kept, d.score AS stale,
+                coalesce(c.score, s.score) AS fresh
+            FROM drafts d
+            LEFT JOIN fresh c ON c.iteration = d.iteration AND c.prompt_id = d.prompt_id
+                AND c.seed_index = d.seed_index
+            LEFT JOIN rolled s ON s.iteration = d.iteration AND s.prompt_id = d.prompt_id
+                AND s.seed_index = d.seed_index AND s.policy_version > d.policy_version
+            WHERE d.error IS NULL AND (c.score IS NOT NULL OR s.error IS NULL AND s.score IS NOT NULL))
         SELECT kept, round(stale, 4) AS stale, round(fresh, 4) AS fresh, count(*) AS seeds
         FROM pairs GROUP BY ALL ORDER BY ALL
         """,
-        values,
+        {"run": run_id, "iterations": list(iterations)},
     ).df()
 
 
-def drafts_by_prompt(
-    connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
-) -> pd.DataFrame:
+def drafts_by_prompt(connection: RecordConnection, run_id: str, iterations: Sequence[int]) -> pd.DataFrame:
     """Return drafts by prompt: one row for each prompt that was drafted or rolled out in an iteration.
 
     Columns: drafts (images drawn, of any fidelity), seeds (different ones), success_share (of seeds whose
     draft that counts is exact; NaN without drafts), in_plan (True if it was rolled out), kept_variance (of
     the kept seeds' draft scores; NaN if no kept seed was drafted).
     """
-    own, values = _only(run_id, iterations)
     return connection.execute(
         f"""
-        WITH every_draft AS (SELECT * FROM candidates WHERE {own} AND round >= 0),
+        WITH every_draft AS (SELECT * FROM candidates WHERE {_OWN} AND round >= 0),
         drafts AS (SELECT * FROM every_draft QUALIFY row_number() OVER (
             PARTITION BY iteration, prompt_id, seed_index {_WHICH_COUNTS}) = 1),
         seeds AS (SELECT iteration, prompt_id, count(*) AS seeds,
@@ -120,7 +110,7 @@ def drafts_by_prompt(
             FROM drafts GROUP BY iteration, prompt_id),
         images AS (SELECT iteration, prompt_id, count(*) AS drafts FROM every_draft
             GROUP BY iteration, prompt_id),
-        rolled AS (SELECT DISTINCT iteration, prompt_id, true AS in_plan FROM samples WHERE {own})
+        rolled AS (SELECT DISTINCT iteration, prompt_id, true AS in_plan FROM samples WHERE {_OWN})
         SELECT iteration, prompt_id, p.prompt, coalesce(i.drafts, 0) AS drafts, coalesce(d.seeds, 0) AS seeds,
             d.success_share, coalesce(r.in_plan, false) AS in_plan, d.kept_variance
         FROM rolled r
@@ -129,7 +119,7 @@ def drafts_by_prompt(
         JOIN prompts p ON p.run_id = $run AND p.purpose = 'train' AND p.prompt_id = prompt_id
         ORDER BY iteration, prompt_id
         """,
-        values,
+        {"run": run_id, "iterations": list(iterations)},
     ).df()
 
 
@@ -143,25 +133,21 @@ def pictured_prompts(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     ).df()
 
 
-def best_and_worst(
-    connection: RecordConnection, run_id: str, prompt_id: int | None = None, latest: int | None = None
-) -> pd.DataFrame:
-    """Return the best and the worst pictured sample of each prompt, newest iteration first, the best first.
+def best_and_worst(connection: RecordConnection, run_id: str, prompt_id: int, latest: int) -> pd.DataFrame:
+    """Return a prompt's best and worst pictured sample in each of its `latest` newest iterations with any.
 
-    Of each prompt only the `latest` newest iterations count. A single picture is the best one.
+    The newest iteration comes first, and the best before the worst; a single picture is the best one.
     """
     return connection.execute(
         """
         WITH pictured AS (
-            SELECT i.iteration, i.prompt_id, i.seed_index, s.score, s.exact, s.detail, s.error, s.seed_rank,
+            SELECT i.iteration, i.prompt_id, i.seed_index, s.score, s.exact, s.detail, s.error,
                 s.explored_score, i.png,
-                row_number() OVER (best_first) AS from_best,
-                count(*) OVER (PARTITION BY i.iteration, i.prompt_id) AS pictures
+                row_number() OVER (PARTITION BY i.iteration ORDER BY seed_rank) AS from_best,
+                count(*) OVER (PARTITION BY i.iteration) AS pictures
             FROM sample_images i JOIN samples s USING (run_id, iteration, prompt_id, seed_index)
-            WHERE run_id = $run AND ($prompt IS NULL OR i.prompt_id = $prompt)
-            WINDOW best_first AS (PARTITION BY i.iteration, i.prompt_id ORDER BY seed_rank)
-            QUALIFY $latest IS NULL
-                OR dense_rank() OVER (PARTITION BY i.prompt_id ORDER BY i.iteration DESC) <= $latest
+            WHERE run_id = $run AND i.prompt_id = $prompt
+            QUALIFY dense_rank() OVER (ORDER BY i.iteration DESC) <= $latest
         )
         SELECT b.iteration, b.prompt_id, p.prompt, b.seed_index,
             CASE WHEN b.from_best = 1 THEN 'best' ELSE 'worst' END AS place,
@@ -169,40 +155,13 @@ def best_and_worst(
         FROM pictured b
         JOIN prompts p ON p.run_id = $run AND p.purpose = 'train' AND p.prompt_id = b.prompt_id
         WHERE b.from_best = 1 OR b.from_best = b.pictures
-        ORDER BY b.iteration DESC, b.prompt_id, place
+        ORDER BY b.iteration DESC, place
         """,
         {"run": run_id, "prompt": prompt_id, "latest": latest},
     ).df()
 
 
+_OWN = "run_id = $run AND iteration IN (SELECT unnest($iterations::INTEGER[]))"
+
 _WHICH_COUNTS = "ORDER BY fidelity = 'full' DESC, policy_version DESC, round DESC, fidelity"
 """An SQL order in which, of the drafts of one seed, the one that counts comes first."""
-
-
-def _only(run_id: str, iterations: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
-    if iterations is None:
-        return "run_id = $run", {"run": run_id}
-    chosen = "iteration IN (SELECT unnest($iterations::INTEGER[]))"
-    return f"run_id = $run AND {chosen}", {"run": run_id, "iterations": list(iterations)}
-
-
-def _pairs(own: str) -> str:
-    return f"""
-        rolled AS (SELECT * FROM samples WHERE {own}),
-        rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM rolled GROUP BY iteration),
-        candidate AS (SELECT c.*, r.policy_version AS rollouts_version
-            FROM (SELECT * FROM candidates WHERE {own}) c JOIN rollouts r USING (iteration)),
-        drafts AS (SELECT * FROM candidate WHERE policy_version < rollouts_version AND round >= 0
-            QUALIFY row_number() OVER (PARTITION BY iteration, prompt_id, seed_index {_WHICH_COUNTS}) = 1),
-        fresh AS (SELECT * FROM candidate
-            WHERE policy_version = rollouts_version AND fidelity = 'full' AND error IS NULL),
-        pairs AS (SELECT d.iteration, d.prompt_id, d.seed_index, d.fidelity, d.score AS stale,
-                coalesce(c.score, s.score) AS fresh, s.seed_index IS NOT NULL AS kept,
-                c.score IS NOT NULL AS rescored
-            FROM drafts d
-            LEFT JOIN fresh c ON c.iteration = d.iteration AND c.prompt_id = d.prompt_id
-                AND c.seed_index = d.seed_index
-            LEFT JOIN rolled s ON s.iteration = d.iteration AND s.prompt_id = d.prompt_id
-                AND s.seed_index = d.seed_index AND s.policy_version > d.policy_version
-            WHERE d.error IS NULL AND (c.score IS NOT NULL OR s.error IS NULL AND s.score IS NOT NULL))
-    """

@@ -166,9 +166,9 @@ class Home:
         return self
 
 
-def dashboard_page(run_id: str, environ: Mapping[str, str] | None = None) -> str:
+def dashboard_page(run_id: str) -> str:
     """Return the address of a run's page in the dashboard; empty if no dashboard is known to run."""
-    address = (os.environ if environ is None else environ).get(DASHBOARD_URL_VARIABLE, "").rstrip("/")
+    address = os.environ.get(DASHBOARD_URL_VARIABLE, "").rstrip("/")
     return f"{address}/?run={quote(run_id, safe='')}" if address else ""
 
 

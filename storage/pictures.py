@@ -160,9 +160,9 @@ def read_frames(content: bytes) -> np.ndarray:
     return np.repeat(np.stack(frames), repeats, axis=0) if sum(repeats) > 1 else frames[0]
 
 
-def picture_base64(image: np.ndarray, side: int | None = None) -> str:
-    """Return a file of `picture_file`, with its arguments, as base64 text."""
-    return base64.b64encode(picture_file(image, side)).decode()
+def picture_base64(image: np.ndarray) -> str:
+    """Return a file of `picture_file` as base64 text."""
+    return base64.b64encode(picture_file(image)).decode()
 
 
 def data_uri(content: bytes) -> str:

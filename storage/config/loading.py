@@ -82,10 +82,10 @@ class Preset:
     evidence: str
 
 
-def list_presets(folder: Path = PRESETS) -> list[Preset]:
-    """The presets of a folder, by name."""
+def list_presets() -> list[Preset]:
+    """The presets that have a name."""
     presets: list[Preset] = []
-    for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem):
+    for path in sorted(PRESETS.glob("*.toml"), key=lambda path: path.stem):
         text = path.read_text(encoding="utf-8")
         summary = text.partition("\n")[0].removeprefix("#").strip()
         presets.append(Preset(path.stem, path, summary, tomllib.loads(text).get("evidence", "")))

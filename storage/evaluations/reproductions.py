@@ -223,10 +223,10 @@ def reference_run_of(home: Home, series: str) -> str | None:
     return row[0] if row else None
 
 
-def reproductions(connection: RecordConnection, limit: int = 500) -> pd.DataFrame:
-    """Return the latest reproductions, newest first; all columns of the table, `differences` as JSON text."""
+def reproductions(connection: RecordConnection) -> pd.DataFrame:
+    """Return the latest 500 reproductions, newest first; `differences` is JSON text."""
     return connection.execute(
-        "SELECT * FROM reproductions ORDER BY started_at DESC, reproduction_id LIMIT ?", [limit]
+        "SELECT * FROM reproductions ORDER BY started_at DESC, reproduction_id LIMIT 500"
     ).df()
 
 

@@ -157,10 +157,9 @@ def test_evenly_spread_iterations(store: RunStore):
 def test_drafts_of_some_iterations(store: RunStore):
     write_sample_run(store, "r", iterations=4, exploring=True)
     with store.reading() as connection:
-        seeds = [
-            seed_queries.pair_counts(connection, "r", some)["seeds"].sum() for some in ([2], [4], [2, 4])
-        ]
+        pairs = [seed_queries.pair_counts(connection, "r", some) for some in ([2], [4], [2, 4])]
         third = seed_queries.drafts_by_prompt(connection, "r", [3])
         every = seed_queries.drafts_by_prompt(connection, "r", [1, 2, 3, 4])
-    assert seeds[0] and seeds[1] and seeds[0] + seeds[1] == seeds[2]
+    second, fourth, both = (sum(frame["seeds"].tolist()) for frame in pairs)
+    assert min(second, fourth) > 0 and second + fourth == both
     assert third.equals(every.loc[every["iteration"] == 3].reset_index(drop=True))

@@ -135,7 +135,6 @@ def test_drafts_by_prompt(store: RunStore):
         (5, 9, "prompt 9", 1, 1, False),  # explored in vain
     ]
     assert frame["success_share"].tolist() == pytest.approx([0.5, math.nan, 0.0], nan_ok=True)
-    assert frame["kept_variance"].tolist() == pytest.approx([0.25, math.nan, math.nan], nan_ok=True)
 
 
 def test_best_and_worst(store: RunStore):

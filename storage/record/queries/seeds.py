@@ -96,8 +96,7 @@ def drafts_by_prompt(connection: RecordConnection, run_id: str, iterations: Sequ
     """Return drafts by prompt: one row for each prompt that was drafted or rolled out in an iteration.
 
     Columns: drafts (images drawn, of any fidelity), seeds (different ones), success_share (of seeds whose
-    draft that counts is exact; NaN without drafts), in_plan (True if it was rolled out), kept_variance (of
-    the kept seeds' draft scores; NaN if no kept seed was drafted).
+    draft that counts is exact; NaN without drafts), in_plan (True if it was rolled out).
     """
     return connection.execute(
         f"""
@@ -105,14 +104,13 @@ def drafts_by_prompt(connection: RecordConnection, run_id: str, iterations: Sequ
         drafts AS (SELECT * FROM every_draft QUALIFY row_number() OVER (
             PARTITION BY iteration, prompt_id, seed_index {_WHICH_COUNTS}) = 1),
         seeds AS (SELECT iteration, prompt_id, count(*) AS seeds,
-                avg(exact::INTEGER) FILTER (error IS NULL) AS success_share,
-                var_pop(score) FILTER (kept) AS kept_variance
+                avg(exact::INTEGER) FILTER (error IS NULL) AS success_share
             FROM drafts GROUP BY iteration, prompt_id),
         images AS (SELECT iteration, prompt_id, count(*) AS drafts FROM every_draft
             GROUP BY iteration, prompt_id),
         rolled AS (SELECT DISTINCT iteration, prompt_id, true AS in_plan FROM samples WHERE {_OWN})
         SELECT iteration, prompt_id, p.prompt, coalesce(i.drafts, 0) AS drafts, coalesce(d.seeds, 0) AS seeds,
-            d.success_share, coalesce(r.in_plan, false) AS in_plan, d.kept_variance
+            d.success_share, coalesce(r.in_plan, false) AS in_plan
         FROM rolled r
         FULL JOIN seeds d USING (iteration, prompt_id)
         LEFT JOIN images i USING (iteration, prompt_id)

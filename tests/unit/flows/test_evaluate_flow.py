@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import pytest
 import flows.evaluate
 import tasks.evaluation
 from flows.cli.looking import evaluation_facts, show_evaluation, show_evaluations
-from flows.progress import Reporter
 from flows.start import evaluated_configuration
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.fleet.evaluation import Evaluation
@@ -69,12 +69,8 @@ def scored(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
 
 
 def test_it_names_what_is_evaluated(home: Home, monkeypatch: pytest.MonkeyPatch):
-    class Listener(Reporter):
-        def note(self, message: str) -> None:
-            notes.append(message)
-
     notes: list[str] = []
-    monkeypatch.setattr(flows.evaluate, "reporter", lambda: Listener())
+    monkeypatch.setattr(flows.evaluate, "reporter", lambda: SimpleNamespace(note=notes.append))
     scored(monkeypatch, [1.0] * 12)
     flows.evaluate.evaluate_model.fn(CONFIG, "mine-1")
     flows.evaluate.evaluate_model.fn(CONFIG)
@@ -149,10 +145,7 @@ def test_nothing_of_exact_images_is_said_of_a_reward_without_a_verdict(
 
 
 def test_what_cannot_be_compared_is_refused_before_the_work(home: Home, monkeypatch: pytest.MonkeyPatch):
-    def work(*_: object) -> None:
-        raise AssertionError("the work has begun")
-
-    monkeypatch.setattr(flows.evaluate, "evaluate_weights", work)
+    monkeypatch.setattr(flows.evaluate, "evaluate_weights", None)
     with pytest.raises(RunNotFoundError, match="no evaluation 'nothing'"):
         flows.evaluate.evaluate_model.fn(CONFIG, "mine", None, "nothing")
 

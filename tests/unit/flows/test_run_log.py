@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -41,10 +42,6 @@ def test_phases_that_overlap_are_both_shown(home: Home):
     assert found.pid == os.getpid()
     assert [m.text for m in found.messages[2:4]] == ["train begins", "explore begins"]
     assert found.messages[-1].text.startswith("train ends after 0.")
-
-
-def test_a_phase_ends_with_an_error(home: Home):
-    log = RunLog(home, "r")
     with pytest.raises(ValueError, match="no"), log.phase("rollout"):
         raise ValueError("no")
     assert read_activity(home, "r").phases == {}
@@ -76,6 +73,7 @@ def test_warnings_of_libraries_are_noted_on_one_line(home: Home):
     with RunLog(home, "r").with_warnings():
         logging.getLogger("some.library").warning("two\nlines of %s", "it")
         logging.getLogger("some.library").info("not this")
+        logging.getLogger("storage.readers.following").warning("nor this: it is an event")
         for text, argument in (("deprecated", FutureWarning), ("odd %s", Unprintable())):
             told = logging.LogRecord("some.library", logging.WARNING, "", 0, text, (argument,), None)
             logging.getLogger().handlers[-1].emit(told)  # ends no run
@@ -111,22 +109,14 @@ def test_lines_of_the_log_are_no_events_and_events_are_lines_of_the_log(home: Ho
     assert [m.text for m in read_activity(home, "r").messages][-2:] == ["no answer", "done"]
 
 
-def test_what_readers_tell_as_events_is_no_line_of_the_log_too(home: Home):
-    with RunLog(home, "r").with_warnings():
-        logging.getLogger("storage.readers.following").warning("MLflow is away")
-    assert read_activity(home, "r").messages == ()
-
-
-def test_a_log_that_cannot_be_written_ends_no_run(home: Home):
-    home.runs.write_text("a file where the folder should be")
-    RunLog(home, "r").note("lost")
-    assert read_activity(home, "r").messages == ()
-
-
-def test_no_run_is_called_out_of_the_folder(home: Home):
+def test_a_log_stays_in_its_folder_and_ends_no_run_where_it_cannot_be_written(home: Home):
     RunLog(home, "../../outside").note("here")
     assert [path.parent for path in home.runs.iterdir()] == [home.runs]
     assert read_activity(home, "../../outside").messages[0].text == "here"
+    shutil.rmtree(home.runs)
+    home.runs.write_text("a file where the folder should be")
+    RunLog(home, "r").note("lost")
+    assert read_activity(home, "r").messages == ()
 
 
 @pytest.fixture

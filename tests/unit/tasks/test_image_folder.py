@@ -15,7 +15,7 @@ from PIL import Image
 
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.errors import ConfigurationError, StorageError
+from storage.errors import StorageError
 from storage.new_folder import claim_folder
 from storage.prompts.files import PromptRecord, load_prompts
 from tasks.image_folder import write_images, write_mp4s
@@ -64,14 +64,6 @@ def test_a_prompt_that_is_no_geneval_row_keeps_its_text(tmp_path: Path):
     prompt = PromptRecord(12, 'a sign that says "A1"')
     write_images(claim_folder(tmp_path / "images", "--images"), [sample(prompt, 0)], [prompt])
     assert as_geneval_reads(tmp_path / "images") == [("00012/0000.png", {"prompt": prompt.text}, 120)]
-
-
-def test_a_folder_with_something_in_it_is_refused(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"is not an empty folder; name a new one"):
-        claim_folder(tmp_path, "--images")
-    with pytest.raises(ConfigurationError, match="cannot be made"):
-        claim_folder(tmp_path / "file" / "below", "--images")
 
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path):

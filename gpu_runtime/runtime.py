@@ -67,9 +67,6 @@ class Trained:
     """The training of an iteration.
 
     Attributes:
-        report: report on its training steps.
-        advantages: advantages that it used.
-        policy_version: version of the new weights.
         beside_s: part of its seconds before the last score arrived.
         left_s: the other part, without the publishing of the new weights.
     """
@@ -91,13 +88,10 @@ class Runtime:
     """Devices, scorers and the policy of one run.
 
     Args:
-        config: configuration of the run.
         cluster: cluster on which its processes start. `close` ends those, but not the cluster.
         history: folder of the run's history; None to keep none.
 
     Attributes:
-        train_prompts: prompts that it rolls out.
-        evaluate_prompts: all held-out prompts.
         compared_prompts: held-out prompts that are in every evaluation.
         explorer: explorer, with its strategy, what it has learned and what it has decided.
         counters: counts of the dispatcher since the start: samples given back or dropped, commits.
@@ -170,22 +164,15 @@ class Runtime:
         """Return the work beside the previous training that chooses an iteration's seeds; None for none.
 
         Call it before the previous iteration is rolled out: `rollout` begins the work, `explore` ends it.
-
-        Args:
-            iteration: iteration that will roll the seeds out.
         """
         return self.explorer.strategy.ahead(iteration, self._search)
 
     def explore(self, iteration: int, ahead: Ahead | None = None) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy decides.
 
-        With `ahead` it may run in another thread while `train` does; drafts of a training window then end
-        with the training steps, or soon after. Otherwise it may draft on all devices, including the trainers,
-        so nothing may run beside it.
-
-        Args:
-            iteration: iteration that will roll the seeds out.
-            ahead: result of `ahead` for it; None if the previous iteration is over.
+        With `ahead`, its result, it may run in another thread while `train` does; drafts of a
+        training window then end with the training steps, or soon after. Without it, it may draft on
+        all devices, including the trainers, so nothing may run beside it.
         """
         self.enter("explore", iteration)
         if ahead is not None:
@@ -193,25 +180,18 @@ class Runtime:
         return self.explorer.strategy.before_rollout(iteration, self._search)
 
     def explore_anew(self, refused: SeedPlan) -> SeedPlan:
-        """Draft the seeds of a plan again, now with the current weights, as its drafts are not trusted.
+        """Draft a refused plan's seeds again, with the current weights; the new plan records the old drafts.
 
         All devices draft, including the trainers, so nothing may run beside it.
-
-        Args:
-            refused: plan to replace; the new one keeps a record of its drafts.
         """
         return self.explorer.strategy.redraft(refused.iteration, self._search).in_place_of(refused)
 
     def rollout(self, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
         """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
 
-        Drafts to train on are used as they are: their seeds are not generated again. So are pairs of the
-        prompt file.
-
-        Args:
-            plan: seeds.
-            ahead: work for the next iteration: devices that find nothing more to roll out begin its drafts;
-                with None they idle.
+        Drafts to train on are used as they are: their seeds are not generated again. So are pairs of
+        the prompt file. Devices that find nothing more to roll out begin the drafts of `ahead`; with
+        None they idle.
         """
         self.enter("rollout", plan.iteration)
         drafts = self._search.kept.of(plan.iteration)
@@ -232,11 +212,7 @@ class Runtime:
         self._fleet.register_trainers(self._current, self.explorer.strategy.spot_trains)
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
-            requests,
-            self._current,
-            self._judge,
-            (lambda: None) if ahead is None else ahead.begin,
-            self._feed,
+            requests, self._current, self._judge, (lambda: None) if ahead is None else ahead.begin, self._feed
         )
         self._search.open_window()
         rolled = zip(requests, delivered, strict=True)
@@ -306,24 +282,13 @@ class Runtime:
         next_plan: SeedPlan | None,
         evidence: TrainingEvidence | None = None,
     ) -> SeedReview:
-        """Return the evidence of an iteration about its seeds, once both `train` and `explore` have ended.
-
-        Args:
-            rollout: samples of the iteration.
-            scores: scores of the samples.
-            next_plan: plan that `explore` has chosen meanwhile for the next iteration.
-            evidence: evidence from its training.
-        """
+        """Return an iteration's evidence on its seeds, once `train` and `explore` have ended."""
         made = [delivered.sample.request for delivered in rollout.delivered]
         scored = {(one.prompt_id, one.seed_index): score for one, score in zip(made, scores, strict=True)}
         return self._search.review(rollout.plan, scored, next_plan, self.policy_version, evidence)
 
     def evaluate(self, prompts: Sequence[PromptRecord]) -> Evaluation:
-        """Generate, score and measure held-out images by the ODE with the moving average.
-
-        Args:
-            prompts: some of `evaluate_prompts`, or all.
-        """
+        """Generate, score and measure held-out images by the ODE with the moving average."""
         weights, trainers = self._current, self._fleet.trainers
         with self._fleet.evaluating():
             if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, both are the same
@@ -331,11 +296,7 @@ class Runtime:
             return evaluate(self.config, prompts, weights, self._fleet, self._scoring)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
-        """Return the trainer's complete state, for a checkpoint.
-
-        Args:
-            iteration: next iteration, whose drafts to train on are saved, too; None for no drafts.
-        """
+        """Return the trainer's whole state, with drafts to train on in an iteration, if one is given."""
         self._use_training_weights()
         drafts = {} if iteration is None else self._search.kept.blobs(iteration)
         return self._fleet.trainers.state(Worker.blobs) | drafts
@@ -343,7 +304,7 @@ class Runtime:
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
     ) -> None:
-        """Continue from the state of a checkpoint.
+        """Continue from the state of a checkpoint, and of the exploration, if it had one.
 
         Args:
             blobs: result of `blobs`.
@@ -363,9 +324,6 @@ class Runtime:
         """Return the trainer to an earlier state of this run, as the next policy version.
 
         The state of exploration stays; drafts of the abandoned weights are dropped.
-
-        Args:
-            blobs: files of a checkpoint.
         """
         state = self.explorer.state()
         trainer = {name: blob for name, blob in blobs.items() if name.endswith(".safetensors")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from queue import Empty
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkL
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.history import HistoryLog, new_life
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
@@ -255,6 +257,13 @@ class FakeGeneratorFleet:
         self.newcomers: Callable[[], list[Future[Any]]] = lambda: []
         self.states: dict[str, list[str]] = {}
         self.events: list[tuple[str, str]] = []
+
+    def keep_history(self, folder: Path, sampler: Sampler) -> HistoryLog:
+        """Have the devices write what they do, and return the driver's part of that history."""
+        life = new_life(folder)
+        for name, actor in self.actors.items():
+            actor._samples = SamplesInFlight(sampler, actor._look, HistoryLog(life, name))
+        return HistoryLog(life, "driver")
 
     def workers(self, version: WeightsVersion) -> list[Device]:
         """See `GeneratingFleet`."""

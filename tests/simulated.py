@@ -14,7 +14,7 @@ from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import Trace
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
 
 
@@ -37,6 +37,15 @@ def small_config(iterations: int = 3, prompts: int = 4, every: int = 0, **more: 
     )
 
 
+def spot_trace(*events: tuple[float, Any, str]) -> Trace:
+    """Spot instances that come and go, in a trace that is longer than a run."""
+    return Trace(tuple(TraceEvent(*event) for event in events), 1000.0)
+
+
+STAYS = spot_trace((0.0, "add", "s"))
+"""One spot instance from the beginning."""
+
+
 def times_of(shared: Mapping[int, float] | None = None, **seconds: float) -> WorkloadTimes:
     """Times in seconds; those that are not named are a round number.
 
@@ -45,26 +54,13 @@ def times_of(shared: Mapping[int, float] | None = None, **seconds: float) -> Wor
         seconds: of each part.
     """
     known = {
-        "step": 1,
-        "decode": 1,
-        "score": 0.25,
-        "train_sample": 1,
-        "weights": 2,
-        "start": 10,
-        "regroup": 1,
-        "driver": 0,
-        "opening": 0,
-        "loss": 0,
-    }
+        "step": 1, "decode": 1, "score": 0.25, "train_sample": 1, "weights": 2, "start": 10, "regroup": 1,
+        "driver": 0, "opening": 0, "loss": 0,
+    }  # fmt: skip
     values = known | seconds
     steps = {degree: ticks(value) for degree, value in ({1: values["step"]} | dict(shared or {})).items()}
     counted: dict[str, Any] = {name: ticks(value) for name, value in values.items()}
-    return WorkloadTimes(
-        **counted,
-        step_s=values["step"],
-        shared=steps,
-        shared_evaluation=steps,
-    )
+    return WorkloadTimes(**counted, step_s=values["step"], shared=steps, shared_evaluation=steps)
 
 
 def small_profile(uncertainty: float = 0.0) -> Profile:

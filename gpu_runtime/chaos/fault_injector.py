@@ -42,7 +42,6 @@ class Done:
 
     Attributes:
         at: time of the injection in unix seconds.
-        victims: names of the processes that it affected.
     """
 
     fault: Fault
@@ -58,7 +57,6 @@ class FaultInjector:
 
     Args:
         history: folder of the run's history; need not exist yet.
-        faults: the schedule.
         notices: the simulated metadata service of the run's workers; needed if a fault is a notice.
         server_pid: returns the process id of the run's Prefect server; None if it has none now.
     """
@@ -115,12 +113,6 @@ class FaultInjector:
     def done_of(self, kind: FaultKind) -> int:
         """Return the number of injected faults of a kind."""
         return sum(done.fault.kind == kind for done in self.done)
-
-    def end_run(self) -> None:
-        """Kill the trainer, to end a run that hangs."""
-        trainer = self.processes.trainer()
-        if trainer is not None:
-            trainer.send(signal.SIGKILL)
 
     def _run(self) -> None:
         try:

@@ -118,8 +118,6 @@ def draw_faults(
     and no kind appears two more times than another that is in `kinds` equally often.
 
     Args:
-        seed: seed of the schedule.
-        count: number of faults.
         length_s: upper bound of the times, which lie in [0, length_s].
         iterations: upper bound of the triggering iterations, which lie in [0, iterations).
         kinds: kinds to draw from; one that is listed twice comes twice as often.
@@ -193,12 +191,7 @@ class PendingFaults:
         return tuple(self._pending)
 
     def due(self, now_s: float, entered: tuple[int, FaultPhase] | None = None) -> list[Fault]:
-        """Return the faults that become due now, in the schedule's order.
-
-        Args:
-            now_s: seconds from the beginning of the run.
-            entered: iteration and phase that begin now; None if none begins.
-        """
+        """Return the faults due at `now_s`, or as an iteration and phase are `entered`, in order."""
         due = [
             fault
             for fault in self._pending

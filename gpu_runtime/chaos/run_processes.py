@@ -32,7 +32,6 @@ class RunProcess:
 
     Attributes:
         name: name of its worker or scorer, `driver`, `prefect-server`, or the name of an agent of Ray.
-        pid: its process id.
         started_s: its start in seconds since boot, which distinguishes it from a later process of that id.
         targeted: True if a fault has chosen it already.
     """

@@ -33,14 +33,7 @@ _END_S = 10.0
 
 
 class ForkedProcess:
-    """A process that the fork server has forked.
-
-    Args:
-        pid: process number.
-        handle: descriptor of the process; None if it has already ended.
-        link: connection to it.
-        output: descriptor of the file that it prints to.
-    """
+    """A process that the fork server has forked; `handle` is None if it has already ended."""
 
     def __init__(self, pid: int, handle: int | None, link: Connection, output: int) -> None:
         self.pid = pid
@@ -131,11 +124,7 @@ _server: _ForkServer | None = None
 
 
 def start_fork_server(modules: Sequence[str] = ()) -> _ForkServer:
-    """Return the fork server of this process; start it and its imports unless it runs.
-
-    Args:
-        modules: modules to import besides those that all workers need.
-    """
+    """Return this process's fork server; start it unless it runs, to import more `modules`, too."""
     global _server
     with _lock:
         if _server is None or not _server.alive:

@@ -172,14 +172,7 @@ def _become_worker(link: int, output: int) -> None:
 def _become_script(
     descriptors: Sequence[int], arguments: list[str], environment: dict[str, str], folder: str
 ) -> None:
-    """Become a process that runs a script.
-
-    Args:
-        descriptors: descriptors of its standard input, output and error.
-        arguments: script and its arguments.
-        environment: environment variables of the process.
-        folder: its working folder.
-    """
+    """Become a process that runs a script."""
     os.setsid()  # Ray kills the process group of a lost worker
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)

@@ -22,9 +22,6 @@ class Surroundings:
 
     Attributes:
         name: name of the worker; `ps` shows its first 15 characters.
-        path: search path of modules.
-        environment: environment variables.
-        folder: working folder.
     """
 
     name: str
@@ -43,13 +40,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of a call.
-
-    Attributes:
-        value: returned value.
-        error: exception raised instead.
-        trace: traceback of the exception, as text.
-    """
+    """The outcome of a call."""
 
     value: Any = None
     error: Exception | None = None

@@ -29,16 +29,10 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
     def call(
         self, method: Callable[Concatenate[WorkerT_co, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
-        """Start a method of the worker.
+        """Start a method of the worker's protocol, as in `actor.call(Worker.train, samples)`.
 
-        Args:
-            method: method of the worker's protocol, as in `actor.call(Worker.train, samples)`. Only its name
-                is sent.
-            args: positional arguments, or what `Cluster.share` returned for them.
-            kwargs: keyword arguments, in the same forms.
-
-        Returns:
-            A future of the method's result or exception, or of `WorkerLostError` if the process ends before.
+        Only its name is sent. Arguments may be what `Cluster.share` returned for them. The future has
+        the method's result or exception, or `WorkerLostError` if the process ends before.
         """
 
     @abstractmethod
@@ -52,16 +46,10 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         return here
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
-        """Let the cluster start nothing more on its instance, which will be taken, even if the notice ends.
+        """Let the cluster start nothing more on its instance, which will be taken; return why it does not.
 
         It does nothing if the cluster has one instance, or does not state how instances are rented.
-
-        Args:
-            reason: reason in words.
-            deadline: time at which the instance may be gone, in unix seconds; None if that is not known.
-
-        Returns:
-            Why the cluster does not drain it; empty if it does, or need not.
+        The instance may be gone at `deadline`, in unix seconds; None if that is not known.
         """
         return ""
 
@@ -71,10 +59,7 @@ class Cluster(Protocol):
 
     @property
     def tells_markets_apart(self) -> bool:
-        """True if its instances state how they are rented.
-
-        Workers are then placed accordingly, and spot instances may come and go.
-        """
+        """True if instances state how they are rented; spot ones may then come and go."""
         ...
 
     @property
@@ -95,7 +80,6 @@ class Cluster(Protocol):
         Raises:
             CapacityError: the cluster has no autoscaler, or it cannot be reached.
         """
-        ...
 
     def start(
         self,
@@ -110,7 +94,6 @@ class Cluster(Protocol):
         """Start a process for a worker; it loads in the background.
 
         Args:
-            name: name in messages and records.
             build: class or function of a module, which is called there with `args`. If that raises, all calls
                 end with `WorkerLostError`.
             gpu: True if it is a device, which needs a share of a GPU if the cluster has any.
@@ -122,12 +105,7 @@ class Cluster(Protocol):
         ...
 
     def share(self, value: T) -> T:
-        """Store a value once, to be passed to many calls.
-
-        Returns:
-            A stand-in for the value, usable only as an argument of calls, where the value itself arrives. It
-            is typed as the value, so that such calls are checked.
-        """
+        """Store a value once, and return a stand-in for it as an argument of calls, typed as the value."""
         ...
 
     def needed_processes(self) -> dict[str, int]:
@@ -140,4 +118,3 @@ class Cluster(Protocol):
 
     def shutdown(self) -> None:
         """End all processes that it has started; leave a cluster that it has joined running."""
-        ...

@@ -31,6 +31,11 @@ class Collector:
         with self._lock:
             yield self._since
 
+    def note(self, *notes: str) -> None:
+        """Add notes for people, in words."""
+        with self.writing() as since:
+            since.notes += notes
+
     def close(self) -> Collected:
         """Return what was collected since the last call."""
         for book in self._books:

@@ -19,11 +19,8 @@ class Device:
     """A worker of the fleet.
 
     Attributes:
-        actor: its process.
-        market: market in which it is rented.
         holds: version of the weights it holds; None before it has loaded any.
         coming: weights that it is loading, and the call that loads them.
-        notice: preemption notice that it is under; None without one.
         step_s: seconds that its last denoising step of a batch took; None before the first.
         asked_at_s: time at which its process was asked for (monotonic seconds, as below).
         loaded_at_s: time at which it had loaded, or was found dead while loading.
@@ -63,10 +60,6 @@ class Device:
 
     def take(self, weights: Weights, digest: str) -> None:
         """Record that it has loaded weights, after checking what it holds.
-
-        Args:
-            weights: weights that it had to load.
-            digest: digest of the weights that it holds.
 
         Raises:
             RuntimeFailure: if these are other weights.

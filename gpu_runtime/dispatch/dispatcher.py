@@ -17,9 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
@@ -35,15 +34,8 @@ _CALLS_AHEAD = 2
 """Calls that a device has at once: while the commit of one is sent and booked, it works on the next."""
 
 
-@dataclass(frozen=True)
-class _Elsewhere:
-    """Work of a device other than generating.
-
-    Attributes:
-        device: device that does it.
-        call: call that ends with it.
-        until_s: time after which the device counts as hung.
-    """
+class _Elsewhere(NamedTuple):
+    """Work of a device other than generating; after `until_s` it counts as hung."""
 
     device: Device
     call: Future[Any]
@@ -56,11 +48,6 @@ class Dispatcher:
     Leases are numbered throughout the run. `run` may be called in any thread, but not in two at a time.
 
     Args:
-        settings: the section `runtime`.
-        batch_size: samples that a device generates at once.
-        clock: function that returns the seconds of a monotonic clock.
-        history: log of leases, commits and deliveries; None to keep none.
-        scheduler: scheduler that assigns requests to devices; a pull scheduler by default.
         ended: queue of calls, in the order in which they end; None in it wakes the loop.
     """
 
@@ -88,7 +75,6 @@ class Dispatcher:
         self._coming: set[Future[Any]] = set()  # calls of devices that are joining the phase
         self._items: dict[SampleRequest, WorkItem[SampleRequest]] = {}
         self._freed = False
-        self._other: OtherWork | None = None
         self._elsewhere: dict[str, _Elsewhere] = {}
         # Phases of the current `run`, most important first; and those that have begun and not ended.
         self._phases: tuple[Phase, ...] = ()
@@ -104,8 +90,6 @@ class Dispatcher:
         """Run a phase: each of its requests at most once, all with the same weights.
 
         Args:
-            fleet: devices.
-            phase: phase with its requests and its handling of results.
             beside: phase of another kind and the same weights, for devices without work in `phase`. Their
                 leases of it survive the end of `phase`: the next `run` continues or drops them.
             other: work for devices that find none in either phase. It is not waited for when `phase` ends.
@@ -116,7 +100,7 @@ class Dispatcher:
         """
         self._fleet, self._coming, self._freed = fleet, set(), False
         self._phases = (phase,) if beside is None else (phase, beside)
-        self._other, self._elsewhere = other, {}
+        self._elsewhere = {}
         if other is not None:
             other.begin(lambda: self._ended.put(None))
         try:
@@ -125,7 +109,7 @@ class Dispatcher:
                 self._begin_phase(one)
             self._add_ready_workers()
             while not phase.over:
-                self._dispatch()
+                self._dispatch(other)
                 if not self._has_work():
                     break
                 for call in self._await():
@@ -136,15 +120,11 @@ class Dispatcher:
         except BaseException:
             self._drop(self._begun)
             raise
-        finally:
-            self._other = None
 
     def busy(self, worker: str) -> bool:
-        """Return True if a device has a lease or other work; after `run`, until its call has ended."""
+        """Return True if a device has a lease, or other work whose call has not ended."""
         other = self._elsewhere.get(worker)
-        if other is not None and self._other is None and other.call.done():
-            return worker in self._flights
-        return worker in self._flights or other is not None
+        return worker in self._flights or (other is not None and not other.call.done())
 
     def work_left(self) -> WorkLeft:
         """Return the work left in the phase, in batches, without the phase beside it."""
@@ -204,7 +184,7 @@ class Dispatcher:
                 self._coming.add(call)
                 call.add_done_callback(self._ended.put)
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, other: OtherWork | None) -> None:
         """Let every free device that is not under notice pull; before that, groups may change."""
         freed, self._freed = self._freed, False
         if self._fleet.regroups(self.work_left, freed):
@@ -223,9 +203,9 @@ class Dispatcher:
         idle = [device for device in free if device.name not in self._flights]
         for device in idle:
             self._fleet.enter(device.name, "idle")
-        if self._other is not None:  # for devices that find nothing to generate
+        if other is not None:  # for devices that find nothing to generate
             by_name = {device.name: device for device in idle if device.notice is None}
-            for name, call in self._other.take(list(by_name.values())).items():
+            for name, call in other.take(list(by_name.values())).items():
                 self._elsewhere[name] = _Elsewhere(by_name[name], call, self._clock() + self._other_limit_s)
                 call.add_done_callback(self._ended.put)
         staying = [device for device in devices if device.notice is None]
@@ -420,8 +400,7 @@ class Dispatcher:
         for one in list(self._elsewhere.values()):
             if one.until_s <= self._clock() and not one.call.done():
                 self._fleet.kill_hung_worker(
-                    one.device,
-                    f"no word in {self._other_limit_s:g} s (runtime.lease_s={self._lease_s:g})",
+                    one.device, f"no word in {self._other_limit_s:g} s (runtime.lease_s={self._lease_s:g})"
                 )
 
     def _end(self, flight: Flight) -> None:

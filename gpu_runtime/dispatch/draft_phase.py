@@ -37,13 +37,7 @@ class DraftTask:
 
 
 class PlannedDrafts:
-    """A planner, which only knows scores, as the source of a phase of drafts.
-
-    Args:
-        planner: planner that chooses the drafts.
-        explorer: explorer that turns a judgement into a score to learn from.
-        task: function that makes the task of a round's draft.
-    """
+    """A planner, which only knows scores, as the source of a phase of drafts."""
 
     def __init__(
         self, planner: DraftPlanner, explorer: SeedExplorer, task: Callable[[int, Draft], DraftTask]
@@ -89,7 +83,6 @@ class DraftLimits:
     """The limits of a phase of drafts.
 
     Attributes:
-        batch_size: drafts that a device makes at once.
         steps: fidelity → denoising steps of a draft.
         cost: fidelity → cost of a draft, in full drafts.
         window: training window to respect; None if nothing trains meanwhile.
@@ -108,16 +101,7 @@ class DraftLimits:
 
 
 class DraftPhase:
-    """A phase of drafts.
-
-    Args:
-        first: drafts to make before all others.
-        source: source of further drafts.
-        judge: function that has scorers judge drafts.
-        version: version of the weights that all drafts are made with.
-        limits: limits of the phase.
-        clock: function that returns the seconds of a monotonic clock.
-    """
+    """A phase of drafts, of which those of `first` are made before all others."""
 
     kind = RequestKind.EXPLORE
     must_end = False
@@ -140,7 +124,9 @@ class DraftPhase:
         self._limits = limits
         self._clock = clock
         self._tasks: dict[SampleRequest, DraftTask] = {}
-        self._judging: dict[Future[Score], DraftTask] = {}
+        self.calls: dict[Future[Score], DraftTask] = {}
+        """Scores that are awaited, with their drafts."""
+        self.accepts = limits.drafts_on
         self._gate = DraftGate(limits.fits)
 
     @property
@@ -156,11 +142,6 @@ class DraftPhase:
         """True while the trainer is busy anyway; the rollout does not wait for devices to draft."""
         return self._limits.window is not None and not self._limits.window.closed
 
-    @property
-    def calls(self) -> Collection[Future[Any]]:
-        """Scores that are awaited."""
-        return self._judging.keys()
-
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
         """See `Phase`."""
         if self._limits.window is not None:
@@ -170,10 +151,6 @@ class DraftPhase:
     def more(self) -> Collection[WorkItem[SampleRequest]]:
         """Return the source's next drafts."""
         return self._items(self._source.more())
-
-    def accepts(self, device: Device) -> bool:
-        """Return True if a device may draft."""
-        return self._limits.drafts_on(device)
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """Return True if the batch can end in the window, which opens when the first device asks."""
@@ -192,7 +169,7 @@ class DraftPhase:
         self.made.full_drafts += share * self._cost_of_batch(fidelity)
         scores = self._judge(delivery.images)
         tasks = [self._tasks[image.request] for image in delivery.images]
-        self._judging |= zip(scores, tasks, strict=True)
+        self.calls |= zip(scores, tasks, strict=True)
         self.made.samples += [
             Delivered(image, delivery.worker, score)
             for image, score in zip(delivery.images, scores, strict=True)
@@ -202,24 +179,19 @@ class DraftPhase:
 
     def settle(self, call: Future[Score]) -> None:
         """Record the judgement of a draft."""
-        task, score = self._judging.pop(call), call.result()
+        task, score = self.calls.pop(call), call.result()
+        request = task.request
         candidate = Candidate(
-            prompt_id=task.request.prompt_id,
-            seed_index=task.request.seed_index,
-            fidelity=task.fidelity,
-            policy_version=task.request.policy_version,
-            value=score.value,
-            exact=score.exact,
-            error=score.error,
-            round=task.round,
-        )
+            request.prompt_id, request.seed_index, task.fidelity, request.policy_version,
+            score.value, score.exact, score.error, task.round,
+        )  # fmt: skip
         self.made.candidates.append(candidate)
         self._source.judged(candidate)
 
     def end(self) -> None:
         """Count the judgements that have arrived, and cancel the others: the rollout waits for none."""
         abandoned = self._limits.window is not None and self._limits.window.abandoned
-        for call in list(self._judging):
+        for call in list(self.calls):
             if call.done() and not abandoned:
                 self.settle(call)
             else:

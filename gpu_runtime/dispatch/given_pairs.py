@@ -28,7 +28,7 @@ def given_samples(
     prompts: Mapping[int, PromptRecord],
     encode: Callable[[Sequence[str]], np.ndarray],
 ) -> dict[tuple[int, int], Delivered]:
-    """Return the samples of an iteration whose prompts come with a pair, by prompt and seed.
+    """Return an iteration's samples whose prompts have a pair; `encode` gives latents (B, S, C), float32.
 
     Args:
         wanted: requests of the iteration.

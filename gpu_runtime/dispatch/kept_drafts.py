@@ -36,12 +36,7 @@ class KeptDrafts:
         self._of: dict[int, dict[tuple[int, int], Delivered]] = {}
 
     def keep(self, plan: SeedPlan, drafts: Iterable[Delivered]) -> None:
-        """Keep the drafts that a plan has chosen, as the rollouts that they equal to the bit (but see above).
-
-        Args:
-            plan: plan of the iteration that trains on them.
-            drafts: all drafts made for it; one without a judgement is not chosen.
-        """
+        """Keep the judged drafts that a plan has chosen, as the rollouts that they equal (but see above)."""
         judged = plan.explored_score
         wanted = {(prompt, seed) for prompt, seeds in plan.seeds.items() for seed in seeds} & judged.keys()
         chosen: dict[tuple[int, int], Delivered] = {}

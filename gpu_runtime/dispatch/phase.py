@@ -32,9 +32,7 @@ class Delivery:
     """The images that a device has finished.
 
     Attributes:
-        lease: lease that it finished.
         images: images not delivered before.
-        worker: name of the device.
         lease_s: seconds since the lease was granted.
     """
 
@@ -78,18 +76,14 @@ class Phase(Protocol):
         ...
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
-        """Begin the phase, and return the requests known at the start.
-
-        Args:
-            wake: function that makes the dispatcher check `over` again; callable from any thread.
-        """
+        """Begin, and return the requests known so far; any thread may `wake` the dispatcher."""
         ...
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
         """Return further requests, if any; called until each device has a batch to do next."""
         ...
 
-    def accepts(self, device: Device) -> bool:
+    def accepts(self, device: Device, /) -> bool:
         """Return True if a device may do requests of the phase at all."""
         ...
 
@@ -103,7 +97,6 @@ class Phase(Protocol):
 
     def settle(self, call: Future[Any]) -> None:
         """Handle one of `calls` that has ended."""
-        ...
 
 
 class GeneratingFleet(Protocol):
@@ -123,29 +116,20 @@ class GeneratingFleet(Protocol):
         ...
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Return True if groups should change, or devices were added; `add_ready_workers` then acts on it.
-
-        Args:
-            left: function that returns the work left in the phase.
-            freed: True if a lease has ended since the last call.
-        """
+        """Return True if `add_ready_workers` should change groups, or add devices; `freed` by a lease."""
         ...
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Record the state of a device from now on."""
-        ...
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
         """Apply what a device's provider says now: a notice, or None."""
-        ...
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """Remove a device that has died."""
-        ...
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """Kill a device that hangs; it counts as lost."""
-        ...
 
 
 class OtherWork(Protocol):
@@ -157,23 +141,10 @@ class OtherWork(Protocol):
         ...
 
     def begin(self, wake: Callable[[], None]) -> None:
-        """Begin with a run of phases.
-
-        Args:
-            wake: function that makes the dispatcher call `take` again; callable from any thread.
-        """
-        ...
+        """Begin with a run of phases; `wake` makes the dispatcher call `take` again, from any thread."""
 
     def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
-        """Give work to some devices.
-
-        Args:
-            devices: idle devices.
-
-        Returns:
-            The calls of those that have work now, by name; each is short. A device is free again when its
-            call has ended.
-        """
+        """Give work to idle devices; return short calls by name, whose end frees the device again."""
         ...
 
 
@@ -182,9 +153,6 @@ class Flight:
     """A lease on its device.
 
     Attributes:
-        phase: phase of its requests.
-        device: holder of the lease.
-        lease: lease as it was granted.
         began_s: time at which it was granted.
         step: denoising step that the last call started will end at.
         since_s: time at which it began, or its last call ended.

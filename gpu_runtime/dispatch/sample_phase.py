@@ -20,8 +20,6 @@ class Delivered:
     """A finished sample.
 
     Attributes:
-        sample: image and trajectory.
-        worker: name of the worker that finished it.
         score: its judgement, which may be under way; None if it is not judged.
     """
 
@@ -35,9 +33,7 @@ class SamplePhase:
 
     Args:
         requests: distinct requests, at least one, of one kind and version of the weights.
-        sampling: sampling settings, with the number of denoising steps.
         judge: function that has images judged as they are delivered; the phase does not wait for scores.
-        accepts: function that returns True if a device may begin a request of it now.
     """
 
     must_end = True
@@ -53,7 +49,7 @@ class SamplePhase:
     ) -> None:
         self._requests = requests
         self._judge = judge
-        self._accepts = accepts
+        self.accepts = accepts
         evaluates = requests[0].kind is RequestKind.EVALUATE
         self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
         self._delivered: dict[SampleRequest, Delivered] = {}
@@ -92,10 +88,6 @@ class SamplePhase:
     def more(self) -> Collection[WorkItem[SampleRequest]]:
         """See `Phase`; no requests are added."""
         return ()
-
-    def accepts(self, device: Device) -> bool:
-        """See `Phase`."""
-        return self._accepts(device)
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """See `Phase`; any device may."""

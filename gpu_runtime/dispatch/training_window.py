@@ -18,7 +18,6 @@ class TrainingWindow:
     """The window of one iteration.
 
     Args:
-        plan: plan that is rolled out.
         version: version of the weights of the rollout, which the devices hold until the window closes.
 
     Attributes:
@@ -45,11 +44,7 @@ class TrainingWindow:
         self._listeners: list[Callable[[], object]] = []
 
     def open(self, now_s: float) -> float:
-        """Open the window now, unless it is open, and return the seconds since then.
-
-        Args:
-            now_s: time on the clock that `close` uses, too.
-        """
+        """Open the window now, unless it is open, and return the seconds since then."""
         with self._lock:
             if self._opened_s is None:
                 self._opened_s = now_s

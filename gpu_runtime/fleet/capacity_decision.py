@@ -37,7 +37,6 @@ class IterationForecast:
     """The work of the next iteration, and the times that it takes.
 
     Attributes:
-        batches: batches of its rollout.
         batch_s: seconds that a device takes for a batch.
         rest_s: seconds of the iteration outside its rollout and `train_s`.
         start_s: seconds that a new device is paid for before it has loaded.
@@ -115,7 +114,7 @@ class RentingTerms:
         return (self.reserved_usd_per_hour * reserved_s + self.spot_usd_per_hour * spot_s) / 3600
 
     def cost_to_the_end(self, forecast: IterationForecast, spot: int, held: int) -> float:
-        """Return the cost in dollars of the iterations left, and of starting devices.
+        """Return the dollars of the iterations left, and of starting the devices above those `held`.
 
         Args:
             forecast: of an iteration.
@@ -135,10 +134,10 @@ class CapacityDecision:
 
 
 def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
-    """Return how many spot devices the next iteration should have.
+    """Return how many spot devices the next iteration should have: all that may be, before any forecast.
 
-    This is the cheapest number within reach, the smallest on a tie. The cost of new devices until they begin
-    is included. Devices are given back only if that saves `LEAST_GAIN`.
+    This is the cheapest number within reach, the smallest on a tie. The cost of new devices until they
+    begin is included. Devices are given back only if that saves `LEAST_GAIN`.
 
     Args:
         forecast: forecast of the next iteration; None before times have been measured: all devices that the
@@ -158,12 +157,7 @@ def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, hel
 
 
 def most_generators(forecast: IterationForecast, generators: int) -> int:
-    """Return AstraFlow's bound on the devices that roll out next, by the share of time that training waits.
-
-    Args:
-        forecast: forecast of the next iteration.
-        generators: devices that roll out now, at least 1.
-    """
+    """Return AstraFlow's bound on the devices that roll out next, by the time that training waits."""
     iteration_s, rest_s = forecast.iteration_s(generators), forecast.rest_s + forecast.train_s
     if iteration_s - rest_s <= LEAST_WAIT * iteration_s:
         return generators
@@ -238,7 +232,7 @@ class MeasuredTimes:
 
 
 def trainers_go_on(batches: float, others: int, batch_s: float, train_s: float) -> bool:
-    """Return True if one more batch for the trainers lets the rollout and the training end sooner.
+    """Return True if one more batch for trainers, beside `others` (1 or more), ends both sooner.
 
     Args:
         batches: batches left of the rollout.
@@ -267,7 +261,7 @@ class LiveWindow:
             self._batch_s = statistics.median(lease_s)
 
     def goes_on(self, batches: float, others: int, train_s: float | None) -> bool:
-        """Return True if one more batch for the trainers lets the rollout and the training end sooner.
+        """Return True if the iteration ends sooner by one more batch of the trainers, or if unknown.
 
         Args:
             batches: batches left of the rollout.

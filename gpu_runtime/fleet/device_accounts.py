@@ -21,9 +21,6 @@ class DeviceAccounts:
     """The timeline, the meters and the events of a fleet's devices. Thread-safe.
 
     Args:
-        collector: collector of all three.
-        price: prices of a device, by its market.
-        history: history log of the driver.
         rented: spot instances with individual prices; None if all cost what `price` says.
     """
 
@@ -109,7 +106,10 @@ class DeviceAccounts:
     def _start(self, device: Device, at_s: float) -> None:
         """Begin to pay for a device at a time in monotonic seconds; the caller holds the lock."""
         self._meter.start(device.name, device.market, at_s)
-        usd_per_hour = self._usd_per_hour(device)
+        usd_per_hour = self._price.reserved_usd_per_hour
+        if device.market == "spot":
+            stated = {} if self._rented is None else self._rented.usd_per_hour
+            usd_per_hour = stated.get(device.name, self._price.spot_usd_per_hour)
         self._timeline.add(device.name, device.market, usd_per_hour, process_clock().at(at_s))
 
     def _end(self, device: Device, kind: DeviceEventKind, at_s: float, why: str) -> None:
@@ -118,12 +118,6 @@ class DeviceAccounts:
         self._meter.stop(device.name, at_s)
         self._timeline.remove(device.name, at)
         self._book(device, kind, at, why)
-
-    def _usd_per_hour(self, device: Device) -> float:
-        if device.market == "reserved":
-            return self._price.reserved_usd_per_hour
-        stated = {} if self._rented is None else self._rented.usd_per_hour
-        return stated.get(device.name, self._price.spot_usd_per_hour)
 
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
         """Record an event of a device; the caller holds the lock."""

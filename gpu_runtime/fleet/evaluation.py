@@ -51,7 +51,6 @@ class Evaluation:
 
         Args:
             prompts: some of its prompts, at least one.
-            scorer: name of the scorer that judged, for the message.
 
         Raises:
             RewardError: if the scorer failed on every image of it.
@@ -66,12 +65,7 @@ class Evaluation:
     def images(
         self, tags: Mapping[int, str] | None = None, pictured: Collection[SampleRequest] = ()
     ) -> list[JudgedImage]:
-        """Return its images for the record, in their order.
-
-        Args:
-            tags: tag of each prompt, by prompt_id; None for none.
-            pictured: requests whose pictures are kept.
-        """
+        """Return its images for the record, in their order; `tags` by prompt_id."""
         return [
             JudgedImage(
                 request.prompt_id, request.seed_index, request.prompt,
@@ -91,11 +85,7 @@ class Evaluation:
 
 
 def evaluate(
-    config: RunConfig,
-    prompts: Sequence[PromptRecord],
-    weights: Weights,
-    fleet: Fleet,
-    scoring: ScoringPool,
+    config: RunConfig, prompts: Sequence[PromptRecord], weights: Weights, fleet: Fleet, scoring: ScoringPool
 ) -> Evaluation:
     """Generate held-out images by the ODE, and judge and measure them as they are delivered.
 

@@ -53,13 +53,7 @@ _FAULTS_ALLOWED = 3
 
 
 class Fleet:
-    """Reserved and spot workers.
-
-    Args:
-        cluster: cluster on which the workers run.
-        config: configuration of the run.
-        history: history log of the driver, beside those of the workers; None to keep none.
-    """
+    """Reserved and spot workers."""
 
     def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
         self._config = config
@@ -149,7 +143,7 @@ class Fleet:
         self.accounts.enter(worker, state)
 
     def decide_capacity(self, requests: int, left: int, training: TrainingTime) -> None:
-        """Decide how many spot devices the next iteration has, unless that is fixed; nothing else may run.
+        """Decide how many spot devices the next iteration has (`RentedCapacity`); nothing else may run.
 
         Args:
             requests, left, training: see `RentedCapacity.decide`.
@@ -162,8 +156,7 @@ class Fleet:
     def _book_notes(self) -> None:
         """Record how many spot devices are wanted and when trainers leave, in words."""
         rented = [] if self._rented is None else self._rented.take_notes()
-        with self.collector.writing() as since:
-            since.notes += rented + self._window.take_notes()
+        self.collector.note(*rented, *self._window.take_notes())
 
     def generate(
         self,
@@ -177,8 +170,6 @@ class Fleet:
 
         Args:
             requests: requests of one kind; with none, devices load the weights and do nothing else.
-            weights: weights that the requests name.
-            judge: function that has scorers judge images as they are delivered.
             begin_beside: function that returns a phase for devices without further work, once all hold the
                 weights; `do` runs it. It is not called where devices share samples or drafts.
             other: work for devices that find nothing to generate; not used where devices share samples.
@@ -212,7 +203,9 @@ class Fleet:
         """Return True if a device takes requests of a phase now: trainers may have something better to do."""
         if not self._config.runtime.trainers_leave or other is None or device not in self.trainers:
             return True
-        others = sum(one.holds == version and one.stays and not self.trains(one) for one in self._available)
+        others = sum(
+            one.holds == version and one.stays and one not in self.trainers for one in self._available
+        )
         batches = self._dispatcher.work_left().steps / self._config.sampling.rollout_steps
         return self._window.goes_on(batches, others, other.left_s)
 
@@ -220,7 +213,6 @@ class Fleet:
         """Run a phase on the devices that hold its weights, alone or in groups.
 
         Args:
-            phase: phase to run to its end, or to continue.
             beside, other: see `Dispatcher.run`.
 
         Raises:
@@ -255,10 +247,10 @@ class Fleet:
         self.standbys.begin_phase()
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """Register workers that have loaded, give them the weights and fill free slots, during a phase.
+        """Register loaded workers, give them the weights and fill free slots, during a phase.
 
-        Returns:
-            The calls of workers that are still starting or loading; when one ends, call this again.
+        The calls are those of workers that are still starting or loading; when one ends, call this
+        again.
         """
         assert self._weights is not None, "a phase begins with prepare"
         self._settle_weights()
@@ -290,21 +282,14 @@ class Fleet:
         return [device for device in self._available if device.holds == version and not device.retiring]
 
     def drafters(self, version: WeightsVersion) -> list[Device]:
-        """Return the devices with these weights that may draft beside training.
-
-        These are no trainers, and under no notice when asked now.
-        """
+        """Return the devices with these weights that are no trainers and, asked now, under no notice."""
         with self._following:
             self._ask_for_notices(self._devices)
-        return [d for d in self.workers(version) if d.notice is None and not self.trains(d)]
-
-    def trains(self, device: Device) -> bool:
-        """Return True if a device is one of the trainers."""
-        return device in self.trainers
+        return [d for d in self.workers(version) if d.notice is None and d not in self.trainers]
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
         """Apply what a device's provider says with a chunk of denoising steps."""
-        if device.market == "spot" or not self.trains(device):
+        if device.market == "spot" or device not in self.trainers:
             self._faults_in_a_row = 0
         self._apply_notice(device, notice)
 
@@ -317,8 +302,7 @@ class Fleet:
         if notice is None:
             return
         if why_not := device.actor.drain_instance(notice.in_words, notice.deadline):
-            with self.collector.writing() as since:
-                since.notes.append(f"the instance of {device.name} is not drained: {why_not}")
+            self.collector.note(f"the instance of {device.name} is not drained: {why_not}")
         if self._rented is not None:
             self._rented.leave(device.name, notice.in_words)
 
@@ -345,11 +329,10 @@ class Fleet:
         if trained:  # they can still generate
             self._training_faults += 1
             if self._training_faults == _FAULTS_ALLOWED + 1:
-                with self.collector.writing() as since:
-                    since.notes.append(
-                        f"spot devices train no more, as {self._training_faults} failed; the last, "
-                        f"{device.name}: {error}"
-                    )
+                self.collector.note(
+                    f"spot devices train no more, as {self._training_faults} failed; the last, "
+                    f"{device.name}: {error}"
+                )
         else:
             self._faults_in_a_row += 1
             if self._faults_in_a_row > _FAULTS_ALLOWED:
@@ -359,12 +342,7 @@ class Fleet:
                 ) from error
 
     def register_trainers(self, weights: Weights, spot: bool) -> None:
-        """Let devices that have replaced lost trainers train, and spot devices if they may.
-
-        Args:
-            weights: current weights, which the trainers hold.
-            spot: True if spot devices train next; False drops those that did.
-        """
+        """Let replacements of lost trainers train, and spot devices if `spot`; else drop those that did."""
         if self.trainers.spot:
             self._training_faults = 0
         for device in [] if spot else self.trainers.spot:
@@ -392,11 +370,7 @@ class Fleet:
                 self.enter(device.name, "idle")
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """Kill the process of a worker that hangs; it counts as lost.
-
-        Raises:
-            RuntimeFailure: see `on_worker_lost`.
-        """
+        """Kill the process of a worker that hangs; it counts as lost (`on_worker_lost`)."""
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
 
@@ -464,7 +438,7 @@ class Fleet:
                 continue
             reason = rented.why_leaving(device.name)
             device.retiring = bool(reason)
-            computes = self.trainers.training and self.trains(device)
+            computes = self.trainers.training and device in self.trainers
             if device.retiring and not computes and not self._dispatcher.busy(device.name):
                 device.actor.kill()
                 self._remove(device, "left", reason)
@@ -524,11 +498,10 @@ class Fleet:
         if self._rented is not None:
             self._rented.measured.add_start(start_s)
         if self._config.runtime.spot_trainers and device.kind != self._training_kind:
-            with self.collector.writing() as since:
-                since.notes.append(
-                    f"{device.name} does not train: its device is {device.kind}, the trainers' is "
-                    f"{self._training_kind}, and gradients of another kind have other bits"
-                )
+            self.collector.note(
+                f"{device.name} does not train: its device is {device.kind}, the trainers' is "
+                f"{self._training_kind}, and gradients of another kind have other bits"
+            )
 
     @property
     def _available(self) -> list[Device]:

@@ -38,8 +38,6 @@ class Standby:
     """A process that waits for a slot.
 
     Attributes:
-        name: its name until it takes a slot.
-        actor: its process.
         since_s: end of its recorded time (monotonic seconds); at first, when it was asked for.
         reading: call that returns its usage; the first one ends when it has loaded.
         usage: last answer; None before it has loaded.
@@ -53,11 +51,6 @@ class Standby:
     usage: HostUsage | None = None
     recorded_cpu_s: float = 0.0
 
-    @property
-    def loaded(self) -> bool:
-        """True if it has loaded its model."""
-        return self.usage is not None
-
 
 class Standbys:
     """The `runtime.standby_workers` standbys of a run. Thread-safe.
@@ -66,10 +59,6 @@ class Standbys:
     the slot of a spot worker is on an instance that is gone with it.
 
     Args:
-        cluster: cluster on which they are started.
-        config: configuration of the run.
-        history: history log of the driver, beside theirs.
-        collector: collector of their use of their hosts.
         meeting: address of the driver's store, where workers meet; None if none do.
     """
 
@@ -123,20 +112,17 @@ class Standbys:
                 self._starting[self._executor.submit(self._start, name)] = name
 
     def take(self, market: Market, name: str) -> Standby | None:
-        """Turn a standby into the worker of that name and return it; None if none waits.
-
-        A loaded one goes first.
-        """
+        """Turn a standby, a loaded one first, into the worker of that name; None if none waits."""
         if self._cluster.tells_markets_apart and market != "reserved":
             return None
         with self._lock:
             self._look()
             if not self._waiting:
                 return None
-            standby = min(self._waiting, key=lambda one: not one.loaded)
+            standby = min(self._waiting, key=lambda one: one.usage is None)
             self._waiting.remove(standby)
             self._record(standby, "taken")
-            self._taken[standby.name] = standby.loaded
+            self._taken[standby.name] = standby.usage is not None
             standby.actor.name = name
             self._history.note("taken", standby=standby.name, worker=name)
             return standby
@@ -195,7 +181,7 @@ class Standbys:
                 self._waiting.remove(standby)
                 standby.actor.kill()
                 self._record(standby, "lost")
-                self._on_lost(standby.name, str(error), standby.loaded)
+                self._on_lost(standby.name, str(error), standby.usage is not None)
 
     def _ask_again(self) -> None:
         for standby in self._waiting:
@@ -224,10 +210,6 @@ class WorkerProvisioner:
     """The start of workers, at most one per slot. No call waits: without an instance, a start is pending.
 
     Args:
-        cluster: cluster on which they are started.
-        config: configuration of the run, which fixes the slots.
-        history: history log of the driver, beside those of the workers.
-        standbys: processes that take the slots of lost workers.
         meeting: address of the driver's store, where workers meet; None if none do.
         rented: rented spot instances; None if the settings fix the number of devices.
     """
@@ -263,18 +245,13 @@ class WorkerProvisioner:
         return [loaded for _, loaded in self._coming]
 
     def fill(self, filled: Collection[str], again: bool = True) -> list[Device]:
-        """Start a worker for every slot that has none and none on its way.
+        """Start a worker for every slot that has none and none on its way, and return those started.
 
-        A standby is used if there is one, even if it is still loading: it began before a new process would.
-
-        Args:
-            filled: slots with a worker that stays.
-            again: True if a phase begins: also fill slots whose last worker died while loading. What kills
-                one may kill the next, so each further death in a row doubles the phases until the next start.
-                An instance that is rented meanwhile for such a slot is paid for, and in no ledger.
-
-        Returns:
-            The workers started by this call.
+        A standby is used if there is one, even if it is still loading: it began before a new process
+        would. With `again`, as a phase begins, slots are filled whose last worker died while loading,
+        too. What kills one may kill the next, so each further death in a row doubles the phases until
+        the next start. An instance that is rented meanwhile for such a slot is paid for, and in no
+        ledger.
         """
         self._end_hung_standbys()
         if again:
@@ -334,9 +311,9 @@ class WorkerProvisioner:
         comes_and_goes = self._cluster.tells_markets_apart or self._rented is not None
         needed = [one for one in self._coming if one[0].market == "reserved" or not comes_and_goes]
         # A trainer waits for the others while it loads: the first one to die must be noticed at once.
-        wait([loaded for _, loaded in needed], timeout=limit, return_when=FIRST_EXCEPTION)
-        ended_first = sorted(needed, key=lambda arrival: not _has_died(arrival[1]))
-        for device, loaded in ended_first:
+        ended, _ = wait([loaded for _, loaded in needed], timeout=limit, return_when=FIRST_EXCEPTION)
+        died = {loaded for loaded in ended if loaded.exception() is not None}
+        for device, loaded in sorted(needed, key=lambda arrival: arrival[1] not in died):
             try:
                 loaded.result(timeout=max(0.0, deadline - time.monotonic()))
             except TimeoutError as error:
@@ -351,11 +328,7 @@ class WorkerProvisioner:
         return needed
 
     def drop_pending(self) -> list[tuple[Device, DeviceEventKind, str]]:
-        """End the processes of workers on their way whose instances are gone or given back.
-
-        Returns:
-            These workers, the event that each counts as, and the reason.
-        """
+        """End workers on their way whose instances are gone or given back; return them, each with why."""
         ended: list[tuple[Device, DeviceEventKind, str]] = []
         for arrival in [arrival for arrival in self._coming if not arrival[1].done()]:
             device, _ = arrival
@@ -436,7 +409,3 @@ class WorkerProvisioner:
             meet_s=settings.start_timeout_s,
             exchange_s=settings.trainer_limit_s,
         )
-
-
-def _has_died(loading: Future[WorkerReady]) -> bool:
-    return loading.done() and (loading.cancelled() or loading.exception() is not None)

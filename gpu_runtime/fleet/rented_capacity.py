@@ -13,12 +13,7 @@ from collections.abc import Callable, Sequence
 
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
-from gpu_runtime.fleet.capacity_decision import (
-    MeasuredTimes,
-    RentingTerms,
-    TrainingTime,
-    decide_capacity,
-)
+from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, TrainingTime, decide_capacity
 from storage.config.run_config import RunConfig
 
 _LOOK_EVERY_S = 0.5
@@ -27,11 +22,6 @@ _LOOK_EVERY_S = 0.5
 
 class RentedCapacity:
     """The instances that a provider offers, and the run's workers on them.
-
-    Args:
-        provider: source of instances.
-        config: configuration of the run: prices, and the largest number of devices.
-        clock: function that returns the seconds of a monotonic clock.
 
     Attributes:
         measured: times of the past iterations, by which it decides.
@@ -66,7 +56,7 @@ class RentedCapacity:
         self.look(at_once=True)
 
     def decide(self, requests: int, left: int, reserved: int, training: TrainingTime) -> None:
-        """Ask for as many instances as pay off in the next iteration, and give back the others.
+        """Ask for the instances that pay off in the next iteration, of `left`, and give back the others.
 
         Args:
             requests: number of samples of its rollout.
@@ -112,11 +102,7 @@ class RentedCapacity:
         return min(self._most, sum(offer.devices for offer in self._staying))
 
     def look(self, at_once: bool = False) -> None:
-        """Ask the provider for its offers. A call-back is final, even if the provider withdraws it.
-
-        Args:
-            at_once: True to ask now, False to ask at most once in half a second.
-        """
+        """Ask for offers, twice a second unless `at_once`. A call-back is final, even if withdrawn."""
         if at_once or self._clock() >= self._looked_at_s + _LOOK_EVERY_S:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()
@@ -153,12 +139,7 @@ class RentedCapacity:
             self._given_back[self._instance_of[worker]] = reason
 
     def vacate(self, worker: str, keeps_instance: bool = False) -> None:
-        """Remove a worker that is gone; an instance without workers is given back.
-
-        Args:
-            worker: its name.
-            keeps_instance: True to keep an instance that stays, for the worker's replacement.
-        """
+        """Remove a worker that is gone; give its instance back, unless kept for a replacement."""
         instance = self._instance_of.pop(worker, None)
         if instance is None or instance in self._instance_of.values():
             return

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.collector import Collector
@@ -67,11 +65,8 @@ class ScoringPool:
     at the same time: rollouts and evaluations first.
 
     Args:
-        cluster: cluster on which they run.
-        runtime, reward, evaluation: sections of the run's settings.
         history: place of their histories; None to keep none.
         look: function called repeatedly by a thread while it waits for a phase's scores; None for none.
-        collector: collector of the cost of judging.
     """
 
     def __init__(
@@ -139,10 +134,6 @@ class ScoringPool:
 
         A score that is no longer wanted can be cancelled. If scorers keep dying, a draft's score carries the
         error, and that of any other image raises `RuntimeFailure`.
-
-        Args:
-            images: images of any kind.
-            prompts: prompts by identifier.
         """
         added = [_Image(image, prompts[image.request.prompt_id]) for image in images]
         with self._lock:
@@ -191,12 +182,6 @@ class ScoringPool:
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
 
-    def _end_of(self, actor: RemoteActor[ScoringWorker], error: WorkerLostError) -> str:
-        """Return how a scorer ended, in words."""
-        if actor.name not in self._hung:
-            return str(error)
-        return f"scorer {actor.name} gave no answer in {self._hung[actor.name]:g} s and was killed"
-
     def _post(self, event: list[_Image] | Future[list[Score]]) -> None:
         """Tell the pool's thread about added images, or about a call that has ended."""
         self._events.put(event)
@@ -222,7 +207,7 @@ class ScoringPool:
         if isinstance(event, list):
             self._open |= set(event)
             for image in event[:1]:  # a run's clips have the same number of frames
-                self._frames = len(self._judged(image))
+                self._frames = len(frames_of(chosen_frames(image.image.image_HWC, self._reward.frames)))
             self._queue.add(WorkItem(image, image.kind, steps=1, version=0) for image in event)
         else:
             self._settle(event)
@@ -268,10 +253,6 @@ class ScoringPool:
                     return lease
         return None
 
-    def _judged(self, image: _Image) -> np.ndarray:
-        """Return the frames that are judged: (F, H, W, 3)."""
-        return frames_of(chosen_frames(image.image.image_HWC, self._reward.frames))
-
     def _settle(self, call: Future[list[Score]]) -> None:
         """Handle the end of a call: the scorer has judged, refused or died."""
         actor, lease, images = self._busy.pop(call)
@@ -299,7 +280,9 @@ class ScoringPool:
         error: WorkerLostError,
     ) -> None:
         """Replace a scorer that died; its images are judged again, or given up."""
-        how = self._end_of(actor, error)
+        how = str(error)
+        if (limit_s := self._hung.get(actor.name)) is not None:
+            how = f"scorer {actor.name} gave no answer in {limit_s:g} s and was killed"
         self.actors[self.actors.index(actor)] = self._start()
         self._deaths_in_a_row += 1
         for image in images:

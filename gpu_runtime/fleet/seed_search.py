@@ -42,7 +42,6 @@ class SeedReview:
     """The evidence of an iteration about its seeds.
 
     Attributes:
-        figures: metrics of the iteration.
         rescored: drafts that the staleness monitor has scored again.
         next_plan: seeds of the next iteration; `refused` if they have to be drafted again.
         notes: messages to users, as (kind of event, message).
@@ -54,26 +53,8 @@ class SeedReview:
     notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Search:
-    """The drafts of an iteration that have begun."""
-
-    iteration: int
-    planner: DraftPlanner
-    phase: DraftPhase
-
-
 class SeedSearch:
-    """The search for the seeds of each iteration: the `Drafting` of a live run.
-
-    Args:
-        config: configuration of the run.
-        explorer: explorer that decides and learns.
-        prompts: training prompts.
-        fleet: devices.
-        scoring: scorers.
-        weights: function that returns the current weights.
-    """
+    """The search for the seeds of each iteration: the `Drafting` of a live run."""
 
     def __init__(
         self,
@@ -99,7 +80,7 @@ class SeedSearch:
         """Drafts to train on, if the strategy does so."""
         self._said_no_device = False
         self._window: TrainingWindow | None = None
-        self._begun: _Search | None = None
+        self._begun: tuple[int, DraftPlanner, DraftPhase] | None = None
 
     def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """Begin the window of a plan about to be rolled out; devices hold these weights until it ends."""
@@ -152,11 +133,7 @@ class SeedSearch:
         return self._finish(iteration, planner, made)
 
     def begin(self, iteration: int) -> DraftPhase | None:
-        """Begin the drafts of a window: with the weights of the rollout before it, on no trainer.
-
-        Returns:
-            The phase, which `_choose_in_window` continues; None if no device can draft.
-        """
+        """Begin a window's drafts, with the weights of the rollout before it; None if no device can draft."""
         window = self._window
         assert window is not None, "drafts begin with a rollout"
         devices = self._fleet.drafters(window.version)
@@ -171,32 +148,30 @@ class SeedSearch:
         planner = self._explorer.begin(iteration, budget, self._at_once(len(devices)))
         limits = self._limits(window, self._settings.stop_with_training)
         phase = self._phase(window.version, limits, iteration, planner, rescores)
-        self._begun = _Search(iteration, planner, phase)
+        self._begun = iteration, planner, phase
         window.drafters = self._groups(len(devices))
         return phase
 
     def _choose_in_window(self, iteration: int) -> SeedPlan:
-        """Choose seeds with the last rollout's weights, on the devices that do not train.
-
-        The plan is plain if there is no window yet or no such device.
-        """
+        """Choose seeds by the last rollout's weights beside training; plain without window or device."""
         window = self._window
         if window is None:
             return self._explorer.plain(iteration)
-        if self._begun is None or self._begun.iteration != iteration:
+        if self._begun is None or self._begun[0] != iteration:
             self._begun = None
             self.begin(iteration)
         begun, self._begun = self._begun, None
         if begun is None:
             return self._explorer.plain(iteration, *self._no_device(iteration))
+        _, planner, phase = begun
         with self._fleet.beside_training():
-            made = self._draft(begun.phase)
+            made = self._draft(phase)
         window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
         # The order of arrival must not have an effect.
         again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
         window.rescored = tuple(again)
-        return self._finish(iteration, begun.planner, made)
+        return self._finish(iteration, planner, made)
 
     def review(
         self,
@@ -209,11 +184,8 @@ class SeedSearch:
         """Review an iteration: return figures of its seeds, and decide whether to trust the next ones.
 
         Args:
-            plan: plan of the iteration.
-            scored: scores of its rollout.
             next_plan: plan drafted meanwhile for the next iteration; None if there is none yet.
             policy_version: version of the weights that the next iteration is rolled out with.
-            evidence: evidence from its training.
         """
         judged = {identity: score for identity, score in scored.items() if score.error is None}
         signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
@@ -255,9 +227,7 @@ class SeedSearch:
         """Return an iteration's evidence on the choice of seeds; None before any rollout.
 
         Args:
-            plan: plan of the iteration.
             signal: scores learned from, of its judged samples.
-            figures: metrics of its seeds.
             next_plan: plan drafted beside its training.
         """
         window = self._window
@@ -289,10 +259,7 @@ class SeedSearch:
         )
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
-        """Return drafts of the rollout's plan whose ranks may have changed, as other weights drew them.
-
-        Drafts that were trained on have no score by newer weights.
-        """
+        """Return drafts of the plan that other weights drew; none if they were trained on."""
         if not _is_stale(window.plan, window.version.policy_version) or self.kept.of(window.plan.iteration):
             return []
         return self._explorer.monitored(window.plan)
@@ -300,20 +267,16 @@ class SeedSearch:
     def _budget(
         self, devices: int, headroom: float = 1.0, rescores: Sequence[DraftTask] = ()
     ) -> float | None:
-        """Return the budget of an iteration's drafts, in full drafts: as set, or else a window's capacity.
-
-        Args:
-            devices: number of devices that draft in a window.
-            headroom: factor on its predicted capacity.
-            rescores: drafts of the monitor, which take their share of it.
-
-        Returns:
-            The budget; None before any window has been measured.
-        """
+        """Return the full drafts of an iteration: as set, or what a window holds; None if not measured."""
         if self._settings.drafts:
             return self._settings.drafts
         held = self._explorer.forecast.budget(self._groups(devices))
-        return None if held is None else max(0.0, headroom * held - self._cost_of(rescores))
+        if held is None:
+            return None
+        # The monitor's drafts take their share, with the rows that fill up their batches.
+        size, counts = self._config.sampling.batch_size, Counter(task.fidelity for task in rescores)
+        taken = sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
+        return max(0.0, headroom * held - taken)
 
     def _groups(self, devices: int) -> int:
         """Return the batches that these devices make at a time: devices that share a draft make one."""
@@ -323,18 +286,12 @@ class SeedSearch:
         """Return the same for the planner: 1 for a set number of drafts, whose plan no fleet changes."""
         return 1 if self._settings.drafts else self._groups(devices)
 
-    def _cost_of(self, tasks: Sequence[DraftTask]) -> float:
-        """Return the cost of drafts in full drafts, including the rows that fill up their batches."""
-        size = self._config.sampling.batch_size
-        counts = Counter(task.fidelity for task in tasks)
-        return sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
-
     def _limits(self, window: TrainingWindow | None, stops: bool) -> DraftLimits:
         limits = DraftLimits(
             self._config.sampling.batch_size, self._steps, self._cost, window, stops_with_training=stops
         )
         if window is not None:
-            limits = replace(limits, drafts_on=lambda device: not self._fleet.trains(device))
+            limits = replace(limits, drafts_on=lambda device: device not in self._fleet.trainers)
         return replace(limits, fits=self._explorer.forecast.fits) if stops else limits
 
     def _phase(

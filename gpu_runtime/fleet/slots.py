@@ -86,7 +86,6 @@ def free_slots(counts: Mapping[Market, int], taken: Collection[str]) -> list[tup
     those that stay keep their slots.
 
     Args:
-        counts: number of workers of each market.
         taken: slots that need no worker.
     """
     free: list[tuple[Market, int]] = []

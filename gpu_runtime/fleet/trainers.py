@@ -43,8 +43,6 @@ class Asked(Generic[R]):
     """A call that devices execute together.
 
     Attributes:
-        method: name of the method.
-        devices: devices that execute it.
         calls: one future per device.
     """
 
@@ -127,11 +125,7 @@ class Trainers:
         return digests[0]
 
     def publish(self, version: WeightsVersion) -> Weights:
-        """Make the trained weights, which have this version, available to the workers.
-
-        Raises:
-            RuntimeFailure: see `use_training_weights`.
-        """
+        """Make the trained weights available to the workers (see `use_training_weights`)."""
         digest = self.use_training_weights(version)
         return Weights(version, digest, self._share(self.ask_leader(Worker.weights)))
 
@@ -171,7 +165,6 @@ class Trainers:
 
         Args:
             samples: samples as in `Trainer.add`.
-            updates: number of training steps.
 
         Raises:
             RuntimeFailure: if no trainer is left.

@@ -46,9 +46,6 @@ class TrainingFeed:
     Implements `gpu_runtime.dispatch.phase.OtherWork`.
 
     Args:
-        algorithm: section of the settings.
-        signal: `reward.signal`.
-        trainers: training devices.
         enter: function that records a device's state from now on; callable from any thread.
 
     Attributes:
@@ -80,12 +77,7 @@ class TrainingFeed:
         self.time = TrainingTime()
 
     def expect(self, requests: Sequence[SampleRequest], policy_version: int) -> None:
-        """Expect the samples of an iteration; groups given from another one are not trained on.
-
-        Args:
-            requests: requests of the iteration.
-            policy_version: version of the weights that training starts from.
-        """
+        """Expect the samples of an iteration; groups given from another one are not trained on."""
         self.abandon()
         self._policy_version = policy_version
         if self._algorithm.advantage_std != "batch":
@@ -126,9 +118,6 @@ class TrainingFeed:
 
     def finish(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Give the trainers the remaining groups, and let them take the training steps.
-
-        Args:
-            samples: samples of the whole iteration.
 
         Raises:
             RuntimeFailure: if a trainer is gone or hangs.
@@ -184,11 +173,7 @@ class TrainingFeed:
         return all(one is not None and one[1].done() for one in there)
 
     def _give_next(self, generates: bool) -> Asked[None] | None:
-        """Give the next group to the trainers; return None if it is not trained on.
-
-        Args:
-            generates: True if the trainers may have to roll out again before the next group.
-        """
+        """Give trainers, which may roll out after it, the next group; None if it is not trained on."""
         judged = [self._there[identity] for identity in self._groups.popleft()]
         if any(score.exception() is not None or score.result().error is not None for _, score in judged):
             return None

@@ -46,7 +46,7 @@ REGROUP_GUESS_S = 0.25
 
 
 def request_class(height: int, width: int, batch: int) -> str:
-    """Return the name of the class of requests whose denoising steps cost the same.
+    """Return the class of requests whose denoising steps cost the same; size 0 is the model's own.
 
     Args:
         height, width: size of an image in pixels; 0 for the model's own size.
@@ -71,13 +71,7 @@ class StepTimeTable:
         self._changed: dict[int, int] = {}
 
     def note(self, degree: int, step_s: float, first: bool) -> None:
-        """Record the time of a chunk.
-
-        Args:
-            degree: number of devices that shared it.
-            step_s: seconds of one of its denoising steps; ignored unless above 0.
-            first: True if it was the first one of its group.
-        """
+        """Record a step's seconds in a chunk, if above 0; the first one of a group counts less."""
         if not step_s > 0:
             return
         times = self._first if first else self._steady
@@ -85,13 +79,7 @@ class StepTimeTable:
         self._changed[degree] = self._changed.get(degree, 0) + 1
 
     def note_regroup(self, seconds: float, members: Collection[str] = ()) -> None:
-        """Record the time to form a group.
-
-        Args:
-            seconds: time in seconds.
-            members: its devices. A device in its first group has extra start-up, which does not recur: such a
-                time is not counted.
-        """
+        """Record the seconds to form a group, unless a member has just started up for its first one."""
         if self._have_shared.issuperset(members):
             self._regroups.append(max(0.0, seconds))
         self._have_shared.update(members)
@@ -136,7 +124,7 @@ def choose_layout(
     step_times: StepTimeTable,
     degrees: Sequence[int],
 ) -> Layout:
-    """Choose the groups.
+    """Choose the groups of `devices` (device → instance), by work left and rising `degrees`, 1 included.
 
     Args:
         devices: live device → its instance.
@@ -184,7 +172,7 @@ def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool
 def degree_to_try(
     devices: Mapping[str, str], step_times: StepTimeTable, degrees: Sequence[int]
 ) -> int | None:
-    """Return the smallest degree worth a trial: not measured yet, while all smaller ones made steps faster.
+    """Return the smallest degree worth a trial: unmeasured, while all smaller ones made steps faster.
 
     Args:
         devices: live device → its instance; no degree is above the devices of the largest instance.
@@ -227,10 +215,12 @@ def batch_ends_s(
     step_s: Mapping[int, float],
     regroup_s: float,
 ) -> list[float]:
-    """Return the seconds until each remaining batch is done, if these groups pull from now on.
+    """Return the seconds until each remaining batch is done, if these groups, one or more, pull from now on.
 
-    An existing group continues its work. A new one waits until its members have done the steps that they are
-    bound to, and for `regroup_s`; the next free group takes the rest of their batches first.
+    An existing group continues its work. A new one waits until its members have done the steps that they
+    are bound to, and for `regroup_s` if it has several; the next free group takes the rest of their
+    batches first. A degree that is missing in `step_s` counts as the slowest. Times are unordered; if
+    very many batches wait, only those of the last ones are returned.
 
     Args:
         groups: planned groups, at least one.
@@ -238,9 +228,6 @@ def batch_ends_s(
         left: work left.
         step_s: degree → seconds of a denoising step; a missing degree counts as the slowest.
         regroup_s: seconds that a group of several devices takes to form.
-
-    Returns:
-        One time per batch, unordered; if very many wait, only those of the last ones.
     """
     slowest = max(step_s.values())
 

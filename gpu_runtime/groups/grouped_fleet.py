@@ -50,7 +50,6 @@ class GeneratingGroup(RemoteActor[Worker]):
     Answers arrive in other threads; a lock guards what they write.
 
     Args:
-        place: number and members of the group.
         devices: members, the leader first.
         call_off: function that frees members waiting for each other; callable from any thread, and twice.
     """
@@ -104,10 +103,7 @@ class GeneratingGroup(RemoteActor[Worker]):
     def call(
         self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
-        """Call all members; the future ends with the leader's chunk, or when it can no longer arrive.
-
-        It raises `WorkerLostError` if the group broke before the leader had answered.
-        """
+        """Call all members; the answer is the leader's chunk, or WorkerLostError if it broke before."""
         if self.broken:
             failed: Future[R] = Future()
             failed.set_exception(WorkerLostError(f"group {self.name} is broken"))
@@ -123,12 +119,7 @@ class GeneratingGroup(RemoteActor[Worker]):
             device.actor.kill()
 
     def ask(self, start: Callable[[Device], Future[R]], limit_s: float | None = None) -> Future[R]:
-        """Start a call on each member; see `call`.
-
-        Args:
-            start: function that starts a member's call.
-            limit_s: seconds after which the answer is no longer waited for: the group is then `overdue`.
-        """
+        """Start a call on each member (see `call`); after `limit_s` the group is `overdue`."""
         calls = {device.name: start(device) for device in self.devices}
         shared = _SharedCall(self, calls)
         if limit_s is not None:
@@ -214,12 +205,9 @@ class GroupedFleet:
     Groups never cross instances. A surplus device works alone. Groups of the phase end with `close`.
 
     Args:
-        fleet: devices.
-        version: version of the weights that they generate with.
         step_s: degree → its weight for `plan_layout`; only these degrees are used.
         rendezvous: store at which members meet and are called off.
         registry: groups of the run, no two of which have the same number.
-        instance_of: function that returns the instance of a device.
         lease_s: seconds without an answer after which a device counts as hung.
     """
 

@@ -28,7 +28,6 @@ class Group:
     """Devices of one instance that share a sequence; the first one leads.
 
     Attributes:
-        instance: instance that they are on.
         members: device names; their number is the Ulysses degree.
     """
 
@@ -66,7 +65,6 @@ class _Choice(NamedTuple):
     """One way to divide an instance.
 
     Attributes:
-        worth: how good it is.
         working: number of groups that count against `at_once`.
         degrees: degrees of all groups, including devices that work alone because nothing else is left.
     """
@@ -125,14 +123,7 @@ def plan_layout(
 
 
 def large_first(degrees: Iterable[int], most: int) -> dict[int, float]:
-    """Return weights with which `plan_layout` forms as many groups of a fixed degree as possible.
-
-    A group weighs more than smaller groups of the same devices, which only the remaining devices form.
-
-    Args:
-        degrees: numbers of devices that may share the model's sequences.
-        most: fixed degree; larger ones are left out.
-    """
+    """Return weights by which `plan_layout` forms as many groups of the degree `most` as it can."""
     return {degree: 1 / degree**2 for degree in degrees if degree <= most}
 
 
@@ -158,13 +149,7 @@ def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
 def _choices(
     size: int, rates_by_degree: tuple[tuple[int, int], ...], standing_of: tuple[tuple[int, int], ...]
 ) -> tuple[_Choice, ...]:
-    """Return every way to divide an instance that could be best; cached, as calls repeat.
-
-    Args:
-        size: number of devices of the instance.
-        rates_by_degree: pairs of degree and rate.
-        standing_of: pairs of degree and number of existing groups.
-    """
+    """Return every way to divide an instance that could be best; pairs have the degree first. Cached."""
     rates, standing = dict(rates_by_degree), Counter(dict(standing_of))
     found: list[_Choice] = []
     for working in _partitions(size, sorted(rates, reverse=True)):
@@ -242,8 +227,6 @@ class Change:
     """The changes of an epoch.
 
     Attributes:
-        dissolved: groups that end.
-        formed: groups that begin.
         idle: members of dissolved groups that are now in no group.
     """
 
@@ -266,15 +249,8 @@ class GroupRegistry:
     def follow(self, layout: Layout, broken: Sequence[WorkerGroup] = ()) -> Change | None:
         """Change to another layout; groups that are already in it stay, with their numbers.
 
-        Args:
-            layout: groups to have.
-            broken: groups that must be formed again even if their members stay.
-
-        Returns:
-            The changes; None if nothing changes, and then no epoch begins.
-
-        Raises:
-            SchedulingError: if a member is in two groups.
+        Groups in `broken` are formed again even if their members stay. Returns None if nothing
+        changes; then no epoch begins. Raises SchedulingError if a member is in two groups.
         """
         members = [member for group in layout.groups for member in group.members]
         if len(members) != len(set(members)):

@@ -30,12 +30,9 @@ class Sharing:
     one table has the measured times of the run.
 
     Args:
-        settings: degrees of the run.
         lease_s: seconds without an answer after which a device counts as hung.
-        request_class: name of the requests' class in the record of measured times.
         degrees_up_to: function that returns the possible degrees of the model's sequences up to a number.
         rendezvous: store at which groups meet; None if each device works alone.
-        collector: collector of ended groups and measured times.
     """
 
     def __init__(
@@ -128,8 +125,6 @@ class MeasuredFleet(GroupedFleet):
     Args:
         step_times: measured times of the run for requests of this class; those of this phase are added.
         degrees: numbers of devices that may share a sample, including 1, in rising order.
-        clock: function that returns the seconds of a monotonic clock.
-        fleet, version, rendezvous, registry, instance_of, lease_s: see `GroupedFleet`.
     """
 
     def __init__(

@@ -28,20 +28,13 @@ class Timeline:
         self._closed: list[StateInterval] = []
 
     def add(self, worker: str, market: Market, usd_per_hour: float, at: float) -> None:
-        """Add a device that is paid for from now on; it starts by loading.
-
-        Args:
-            worker: name of the device.
-            market: market of its instance.
-            usd_per_hour: price of the device.
-            at: time in unix seconds.
-        """
+        """Add a device that is paid for and loads from unix second `at` on."""
         if worker in self._devices:
             raise ValueError(f"device {worker!r} is already on the time line")
         self._devices[worker] = _Device(market, usd_per_hour, "load", at)
 
     def enter(self, worker: str, state: DeviceState, at: float) -> None:
-        """Change the state of a device; entering its current state has no effect.
+        """Change the state of a device at unix second `at`; entering its current state has no effect.
 
         Args:
             worker: name of the device.
@@ -82,13 +75,7 @@ class PaidMeter:
         self._stopped: list[PaidTime] = []
 
     def start(self, worker: str, market: Market, at_s: float) -> None:
-        """Start the meter of a device, which is paid for from now on.
-
-        Args:
-            worker: name of the device.
-            market: market of its instance.
-            at_s: time in monotonic seconds.
-        """
+        """Start the meter of a device, in monotonic seconds."""
         self._running[worker] = market, at_s
 
     def stop(self, worker: str, at_s: float) -> None:

@@ -46,8 +46,6 @@ class HistoryLine:
         life: number of the run's life, from 1; each resumption begins a new one.
         by: name of the process that wrote it.
         at: time in unix seconds.
-        event: name of the event.
-        facts: rest of the line.
     """
 
     life: int
@@ -62,7 +60,6 @@ class Redone:
     """Denoising steps that were repeated because a worker gave samples up.
 
     Attributes:
-        life: number of the run's life.
         worker: worker that had done them first.
         with_notice: True if it had a preemption notice in time.
         interval: most denoising steps between two commits of its samples.
@@ -93,9 +90,6 @@ class MissingHistory:
     """A worker that joined, with its history on another machine.
 
     Attributes:
-        life: number of the run's life.
-        worker: name of the worker.
-        host: name of the machine.
         path: path of the file there.
     """
 
@@ -215,11 +209,7 @@ class _Life:
     noticed_at: dict[str, float] = field(default_factory=dict)
 
     def phase_of(self, kind: str | None) -> _Phase:
-        """Return the newest phase of a kind: drafts may be under way beside a rollout.
-
-        Args:
-            kind: kind of its requests; None in histories of earlier versions, where phases did not overlap.
-        """
+        """Return the newest phase of a kind: drafts may be under way beside a rollout."""
         drafts = kind == RequestKind.EXPLORE
         return next(one for one in reversed(self.phases) if kind is None or one.drafts == drafts)
 
@@ -240,11 +230,7 @@ class _Life:
 
 
 def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
-    """Check a history against the promises.
-
-    Args:
-        lines: lines of all processes and lives; those of one process in the order in which it wrote them.
-    """
+    """Check a history against the promises; lines of one process are in the order of writing."""
     by_life: dict[int, list[HistoryLine]] = defaultdict(list)
     for line in lines:
         by_life[line.life].append(line)

@@ -27,7 +27,6 @@ class Progress(Generic[RequestT]):
     """An unfinished request and its progress.
 
     Attributes:
-        item: request.
         first_lease: number of the first lease that can hold it; lower numbers belong to an earlier request
             of the same identity.
         step: committed denoising steps.
@@ -47,7 +46,6 @@ class LiveLease(Generic[RequestT]):
     """A valid lease.
 
     Attributes:
-        lease: lease as it was granted.
         held: requests of it that its holder still has; never empty.
         expires_s: time at which it ends unless it is renewed.
     """
@@ -58,18 +56,21 @@ class LiveLease(Generic[RequestT]):
 
 
 class LeaseBook(Generic[RequestT]):
-    """The valid leases by number and by holder, and the order in which they expire."""
+    """The valid leases by number (`live`) and by holder, and the order in which they expire.
+
+    `held` counts the requests that each worker holds; a worker that holds none is missing.
+    """
 
     def __init__(self) -> None:
-        self._live: dict[int, LiveLease[RequestT]] = {}
+        self.live: dict[int, LiveLease[RequestT]] = {}
         self._of: dict[str, dict[int, LiveLease[RequestT]]] = {}
-        self._held: dict[str, int] = {}
+        self.held: dict[str, int] = {}
         # (expiry in seconds, number), one entry a lease, possibly too early: a renewal does not
         # touch the heap, and an entry that comes up too early goes in again with the later time.
         self._expiries: list[tuple[float, int]] = []
 
     def grant(self, lease: Lease[RequestT], requests: Sequence[Progress[RequestT]], expires_s: float) -> None:
-        """Enter a lease on requests that waited.
+        """Enter a lease on requests that waited, in the lease's order.
 
         Args:
             lease: lease with its number and holder.
@@ -80,26 +81,18 @@ class LeaseBook(Generic[RequestT]):
         live = LiveLease(lease, held, expires_s)
         for progress in requests:
             progress.lease = live
-        self._live[lease.number] = live
+        self.live[lease.number] = live
         self._of.setdefault(lease.holder, {})[lease.number] = live
-        self._held[lease.holder] = self._held.get(lease.holder, 0) + len(held)
+        self.held[lease.holder] = self.held.get(lease.holder, 0) + len(held)
         heapq.heappush(self._expiries, (expires_s, lease.number))
-        if len(self._expiries) > 2 * len(self._live) + _SLACK:
+        if len(self._expiries) > 2 * len(self.live) + _SLACK:
             # Leases that ended long before their time would fill the heap.
-            self._expiries = [(live.expires_s, number) for number, live in self._live.items()]
+            self._expiries = [(live.expires_s, number) for number, live in self.live.items()]
             heapq.heapify(self._expiries)
-
-    def held(self, worker: str) -> int:
-        """Return the number of requests that a worker holds."""
-        return self._held.get(worker, 0)
 
     def of(self, worker: str) -> list[LiveLease[RequestT]]:
         """Return a worker's leases, oldest first."""
         return list(self._of.get(worker, {}).values())
-
-    def get(self, number: int) -> LiveLease[RequestT] | None:
-        """Return the lease with a number; None when it is over."""
-        return self._live.get(number)
 
     def renew(self, live: LiveLease[RequestT], expires_s: float) -> None:
         """Extend a lease; it is never shortened."""
@@ -127,7 +120,7 @@ class LeaseBook(Generic[RequestT]):
         """Return leases that end at `now` or before, earliest first; the caller must close them."""
         ended: list[LiveLease[RequestT]] = []
         while (expiry := self.next_expiry_s) is not None and expiry <= now:
-            ended.append(self._live[heapq.heappop(self._expiries)[1]])
+            ended.append(self.live[heapq.heappop(self._expiries)[1]])
         return ended
 
     @property
@@ -135,7 +128,7 @@ class LeaseBook(Generic[RequestT]):
         """Time at which the next lease ends unless it is renewed; None without leases."""
         while self._expiries:
             expires_s, number = self._expiries[0]
-            live = self._live.get(number)
+            live = self.live.get(number)
             if live is None:
                 heapq.heappop(self._expiries)
             elif live.expires_s > expires_s:
@@ -146,15 +139,15 @@ class LeaseBook(Generic[RequestT]):
 
     def _end(self, live: LiveLease[RequestT], count: int) -> None:
         number, holder = live.lease.number, live.lease.holder
-        self._held[holder] -= count
+        self.held[holder] -= count
         if live.held:
             return
-        del self._live[number]
+        del self.live[number]
         leases = self._of[holder]
         del leases[number]
         # Names of workers that are gone must not accumulate.
         if not leases:
-            del self._of[holder], self._held[holder]
+            del self._of[holder], self.held[holder]
 
 
 _Key = tuple[int, int]  # all denoising steps, committed ones
@@ -238,12 +231,7 @@ class WaitingRequests(Generic[RequestT]):
         self._takes = 0
 
     def add(self, progress: Progress[RequestT], first: bool = False) -> None:
-        """Let a request wait in the lane of its committed step.
-
-        Args:
-            progress: progress of the request.
-            first: True to put it before all others of its lane, because it has already had its turn.
-        """
+        """Let a request wait in its lane: as the `first` one if it has already had its turn."""
         item = progress.item
         queue = self._queues.get((item.kind, item.version))
         if queue is None:
@@ -258,15 +246,12 @@ class WaitingRequests(Generic[RequestT]):
         self._left(kind, version, 1)
 
     def take(self, version: Hashable, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
-        """Take the next requests of one lane, of a version and some kinds.
+        """Take the next requests of one lane, at most `count`; empty when nothing fits.
 
         Args:
             version: version of the weights of all.
             kinds: kinds that may be taken.
             count: largest number of requests, at least 1.
-
-        Returns:
-            At most `count` requests of one lane; empty when nothing fits.
         """
         found = self._next(version, kinds)
         if found is None:

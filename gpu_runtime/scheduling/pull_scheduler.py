@@ -36,8 +36,8 @@ training window closes."""
 def steps_to_commit(configured: int, step_s: float | None, drafts: bool = False) -> int:
     """Return the denoising steps of a device's next chunk, after which its samples are saved.
 
-    A commit costs some milliseconds, whatever the model: unless the settings fix its interval, it must save
-    more than that.
+    A commit costs some milliseconds, whatever the model: unless `configured` (`runtime.commit_steps`,
+    else 0) fixes its interval, it must save more than that by the time of the last step.
 
     Args:
         configured: `runtime.commit_steps`; 0 to decide by measured times.
@@ -126,14 +126,6 @@ class PullScheduler(Generic[RequestT]):
         """Return the number of requests that no worker holds, of some kinds; by default of all."""
         return sum(self._waiting.count[kind] for kind in kinds or RequestKind)
 
-    def done(self, *kinds: RequestKind) -> bool:
-        """Return True if every request of some kinds, by default of all, was delivered or dropped."""
-        return not self.unfinished(*kinds)
-
-    def held(self, worker: str) -> int:
-        """Return the number of requests that a worker holds by valid leases."""
-        return self._leases.held(worker)
-
     def committed(self, request: RequestT) -> Commit | None:
         """Return the newest commit of an open request; None for any other."""
         progress = self._open.get(request)
@@ -159,7 +151,10 @@ class PullScheduler(Generic[RequestT]):
     def pull(
         self, worker: str, now: float, holds: Hashable, room: int, kinds: Collection[RequestKind] = ALL_KINDS
     ) -> Lease[RequestT] | None:
-        """Lease the next requests to a worker.
+        """Lease the next requests to a worker that holds a version and has room for so many.
+
+        All are of one kind, version, number of steps and committed step. None if nothing fits or the
+        worker is full.
 
         Args:
             worker: name of the worker.
@@ -167,12 +162,8 @@ class PullScheduler(Generic[RequestT]):
             holds: version of the weights that it holds.
             room: most requests that it can take now.
             kinds: kinds that it may do.
-
-        Returns:
-            A lease of requests of one kind, version, number of steps and committed step; None if nothing
-            fits or the worker is full.
         """
-        count = min(self._batch_size, room, self._max_held - self._leases.held(worker))
+        count = min(self._batch_size, room, self._max_held - self._leases.held.get(worker, 0))
         if count <= 0:
             return None
         taken = self._waiting.take(holds, kinds, count)
@@ -202,7 +193,6 @@ class PullScheduler(Generic[RequestT]):
             lease: lease as it was granted, valid or not.
             commits: request → (denoising steps done, reference to the state); may be empty, which only
                 renews. The first of two commits of one step stays: their bits are the same.
-            now: time in seconds.
 
         Returns:
             The requests of the lease that its holder still has to do; if empty, the worker may stop.
@@ -262,23 +252,18 @@ class PullScheduler(Generic[RequestT]):
         return tuple(live.lease for live in overdue)
 
     def hand_back(self, whose: str | Lease[RequestT]) -> tuple[RequestT, ...]:
-        """End a worker's leases, or one lease, at a notice: committed work continues elsewhere.
-
-        Returns the requests that wait again.
-        """
+        """End a worker's leases, or one, at a notice; return the requests that wait again."""
         if isinstance(whose, str):
             return self._take_back(self._leases.of(whose))
-        live = self._leases.get(whose.number)
+        live = self._leases.live.get(whose.number)
         return self._take_back([] if live is None else [live])
 
     def on_worker_lost(
         self, worker: str, reached: Mapping[RequestT, int] | None = None
     ) -> tuple[RequestT, ...]:
-        """End the leases of a worker that died without notice, and return the requests that wait again.
+        """End the leases of a worker that died, and return what waits again.
 
-        Args:
-            worker: name of the worker.
-            reached: denoising steps it had done, if known; those past the last commit count as redone.
+        Steps of `reached` past the last commit count as redone.
         """
         leases = self._leases.of(worker)
         for live in leases:
@@ -290,7 +275,7 @@ class PullScheduler(Generic[RequestT]):
     def _renew(
         self, lease: Lease[RequestT], requests: Collection[RequestT], now: float
     ) -> LiveLease[RequestT] | None:
-        live = self._leases.get(lease.number)
+        live = self._leases.live.get(lease.number)
         held = {} if live is None else live.held  # the fast path for what is still held
         strangers = [request for request in requests if request not in held and request not in lease.requests]
         if strangers or lease.number >= self._next_number:

@@ -49,7 +49,6 @@ class SampleRequest:
     """One image to generate; two requests that compare equal give the same bits.
 
     Attributes:
-        kind: purpose of the image.
         run_seed: seed of the run, an unsigned 32-bit integer.
         iteration: iteration it belongs to (evaluation uses 0, so that it never changes).
         prompt_id: position of the prompt in its file.
@@ -118,7 +117,6 @@ class WorkItem(Generic[RequestT]):
     """A request as the scheduler sees it.
 
     Attributes:
-        request: identity of the request.
         kind: its purpose, which decides its priority.
         steps: all denoising steps it takes, at least 1.
         version: version of the weights it must be generated with, from its first step to its last.
@@ -155,9 +153,6 @@ class Lease(Generic[RequestT]):
 
     Attributes:
         number: number that grows with every lease that a scheduler grants.
-        holder: name of the worker.
-        kind: kind of all its requests.
-        version: version of the weights of all its requests.
         steps: denoising steps that each of them takes in all.
         step: denoising steps that each of them had done when the lease was granted.
         requests: requests of the lease, at least one.

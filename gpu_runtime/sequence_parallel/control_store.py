@@ -60,11 +60,7 @@ class StoreAddress:
 
 
 class ControlStore:
-    """The store, which the driver holds and members connect to.
-
-    Args:
-        host: the only address of this machine to listen on; groups of other instances must reach it.
-    """
+    """The store, on one address of this machine, which the driver holds and members connect to."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         import torch.distributed as dist

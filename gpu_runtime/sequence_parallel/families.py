@@ -116,10 +116,7 @@ _SD3_SPLITS: dict[str, Any] = {
 
 # Image and text become one sequence only after two separate layers each, of 32 that the image passes.
 # Every member computes those layers whole.
-_Z_IMAGE_SPLITS: dict[str, Any] = {
-    "layers.0": {"x": _TOKENS},
-    "layers.*": {"freqs_cis": _TOKENS},
-}
+_Z_IMAGE_SPLITS: dict[str, Any] = {"layers.0": {"x": _TOKENS}, "layers.*": {"freqs_cis": _TOKENS}}
 
 # Its text has its final order, padding last, at the first block. Until there every member computes it whole.
 # Its processor cuts the text's mask to as many places as a member has tokens; `SharedAttention` puts the mask

@@ -43,8 +43,6 @@ class SequenceParallelMember:
     driver breaks the group off or a peer dies; then the member is in no group and can join another.
 
     Args:
-        name: unique name of the device.
-        model: model with its weights loaded.
         address: address of the driver's store; connected to at once, before others wait for this device:
             for each new connection torch looks names up, which can take five seconds.
         connect_s: longest wait for the store.
@@ -78,7 +76,6 @@ class SequenceParallelMember:
         """Leave the current group and form another.
 
         Args:
-            group: group to form.
             timeout_s: longest wait for a peer, now and later, unless the group is broken off before: a
                 backstop.
 
@@ -104,7 +101,6 @@ class SequenceParallelMember:
         """Do something that every member of a group does at the same time.
 
         Args:
-            epoch: epoch of the intended group.
             work: function to call; it uses the model, and may call `any_true`.
 
         Raises:
@@ -187,11 +183,7 @@ class AbortWatch:
             self._forming = False
 
     def release(self) -> bool:
-        """Stop watching the group; after this returns, its sockets are no longer touched.
-
-        Returns:
-            True if the member's connection to the store was shut down, to free it while the group was formed.
-        """
+        """Stop watching, and touching sockets; True if the connection to the store was shut meanwhile."""
         with self._lock:
             self._prefix = None
             shut, self._shut = self._shut, False

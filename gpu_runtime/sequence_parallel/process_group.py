@@ -47,7 +47,6 @@ class InstanceGroup:
     Args:
         store: connection to the driver's store; broken if the forming is interrupted.
         prefix: prefix of its keys; a new one for each group, or members would meet those of an old one.
-        rank: rank of this process.
         size: number of members, at least 2.
         timeout_s: longest wait for a peer that is not interrupted: a backstop.
         device: device of the tensors; a CUDA device means NCCL, which is not tested.
@@ -58,8 +57,6 @@ class InstanceGroup:
         ConfigurationError: if this process already has a default group.
 
     Attributes:
-        rank: rank of this process.
-        size: number of members.
         group: torch's process group; gone once the group is left.
     """
 
@@ -87,41 +84,22 @@ class InstanceGroup:
         self.group = self._form(store, rank, size, timeout_s)
 
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        """Send part i of the first dimension to member i.
+        """Send part i of the first dimension to member i; return theirs in order of rank, in the same shape.
 
-        Args:
-            parts: one part for each member, contiguous.
-
-        Returns:
-            The part from each member, in order of rank; of the same shape.
-
-        Raises:
-            RuntimeError: if a peer is gone, or the group is called off (then `GroupBrokenError`).
+        Raises RuntimeError if a peer is gone, and GroupBrokenError if the group is called off.
         """
         got = torch.empty_like(parts)
         self._finish(dist.all_to_all_single(got, parts, group=self.group, async_op=True))
         return got
 
     def gather(self, part: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the parts of all members, concatenated.
-
-        Args:
-            part: part of this member, of the same shape at each.
-            dim: dimension to concatenate along.
-
-        Raises:
-            RuntimeError: see `exchange`.
-        """
+        """Concatenate the parts of all members, of one shape, along `dim`. Fails as `exchange` does."""
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
         self._finish(dist.all_gather(parts, part.contiguous(), group=self.group, async_op=True))
         return torch.cat(parts, dim=dim)
 
     def any_true(self, said: bool) -> bool:
-        """Return True for all members if any passes True; all must call this at the same point.
-
-        Raises:
-            RuntimeError: see `exchange`.
-        """
+        """Return True for all members if any says so; all call this at one point. Fails as `exchange`."""
         flag = torch.tensor([int(said)], device=self._device)
         self._finish(dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         return bool(flag.item())
@@ -251,7 +229,6 @@ class _Connection(NamedTuple):
     """A connected socket, and its ends as they were when it was found: a peer may leave at any moment.
 
     Attributes:
-        socket: duplicate of the socket.
         hosts: addresses of both ends.
         own_port, peer_port: ports of the ends.
     """

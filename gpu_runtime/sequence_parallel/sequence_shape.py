@@ -19,7 +19,6 @@ class SequenceShape:
     family masks them.
 
     Attributes:
-        heads: number of attention heads.
         image_tokens: number of image tokens S.
         text_tokens: number of text tokens L.
         any_text: True if text of any length can be shared: its padding is masked, or it stays whole.

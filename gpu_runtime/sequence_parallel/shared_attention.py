@@ -28,13 +28,7 @@ Order = Literal["text first", "image first", "as cut"]
 
 
 class SharedAttention(ParallelConfig):
-    """The object that diffusers passes from an attention processor to `allow_sharing`'s kernels.
-
-    Args:
-        group: group of the members.
-        order: order of the tokens in joint attention on one device.
-        image_tokens: image tokens of all members together.
-    """
+    """What diffusers passes from an attention processor to `allow_sharing`'s kernels."""
 
     def __init__(self, group: InstanceGroup, order: Order, image_tokens: int) -> None:
         super().__init__()
@@ -70,10 +64,8 @@ class SharedAttention(ParallelConfig):
         """Attend over all tokens with this member's heads.
 
         Args:
-            kernel: attention on one device.
             qkv_BsND: query, key and value of this member's tokens.
             mask: mask whose last dimension is this member's tokens or all tokens; None if all count.
-            **options: options of the kernel.
 
         Returns:
             The attention output of this member's tokens, of shape (B, s, N, D).
@@ -106,10 +98,7 @@ class SharedAttention(ParallelConfig):
         first = self._first_part(qkv_3BMsnD.shape[3])
         if first is None:
             return qkv_3BMsnD.flatten(2, 3)
-        parts = [
-            qkv_3BMsnD[:, :, :, :first].flatten(2, 3),
-            qkv_3BMsnD[:, :, :, first:].flatten(2, 3),
-        ]
+        parts = [qkv_3BMsnD[:, :, :, :first].flatten(2, 3), qkv_3BMsnD[:, :, :, first:].flatten(2, 3)]
         text = 0 if self._order == "text first" else 1
         parts[text] = parts[text][:, :, : self._text_tokens]
         return torch.cat(parts, dim=2)
@@ -130,13 +119,7 @@ class SharedAttention(ParallelConfig):
 
 @cache
 def allow_sharing(backend: AttentionBackendName) -> None:
-    """Let an attention kernel of diffusers share heads if it is passed a `SharedAttention`.
-
-    This is done once per process.
-
-    Args:
-        backend: name of the kernel; without a `SharedAttention` it works as before.
-    """
+    """Let a kernel of diffusers share heads if it is passed a `SharedAttention`, once per process."""
     kernel = _AttentionBackendRegistry._backends[backend]
 
     def attend(

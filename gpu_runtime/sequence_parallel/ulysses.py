@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
 from diffusers.models._modeling_parallel import ContextParallelConfig
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
@@ -27,19 +27,6 @@ from storage.errors import ConfigurationError
 _ATTENTION = "_parallel_config"  # attribute of a processor that diffusers reads to share its attention
 
 
-class _GroupAsMesh:
-    """A process group as the only dimension of a device mesh, as far as diffusers uses one."""
-
-    def __init__(self, group: InstanceGroup) -> None:
-        self._group = group
-
-    def size(self) -> int:
-        return self._group.size
-
-    def get_group(self) -> dist.ProcessGroup:
-        return self._group.group
-
-
 class SharedSequence:
     """A transformer that shares its sequences with the other members of a group, until `close`.
 
@@ -49,7 +36,6 @@ class SharedSequence:
 
     Args:
         transformer: one of a family in `gpu_runtime/sequence_parallel/families.py`, or two experts.
-        group: group of the members; its size is the Ulysses degree.
         shape: shape of the sequence, to refuse one that does not divide.
 
     Raises:
@@ -67,14 +53,19 @@ class SharedSequence:
         family = shared_family_of(transformer)
         for backend in _backends(transformer):
             allow_sharing(backend)
-        mesh: Any = _GroupAsMesh(group)
+        # The only dimension of a device mesh, as far as diffusers uses one.
+        mesh: Any = SimpleNamespace(size=lambda: group.size, get_group=lambda: group.group)
         context = ContextParallelConfig(ulysses_degree=degree)
         context._flattened_mesh = context._ulysses_mesh = mesh
         context._ulysses_local_rank = group.rank
         self._family = family
         self._attention = SharedAttention(group, family.order, shape.image_tokens)
         self._own_processors: list[tuple[Any, Any]] = []
-        self._share_attention(family)
+        for module in _attention_modules(transformer, family):
+            if family.attention is not None:
+                self._own_processors.append((module, module.processor))
+                module.processor = family.attention()
+            module.processor._parallel_config = self._attention
         padding = _TextPadding(family.text_mask, degree, self._attention)
         self._hooks: list[Any] = []
         for expert in experts_of(transformer):
@@ -100,13 +91,6 @@ class SharedSequence:
         for module in _attention_modules(self._transformer, family):
             if hasattr(module.processor, _ATTENTION):
                 module.processor._parallel_config = None
-
-    def _share_attention(self, family: Family) -> None:
-        for module in _attention_modules(self._transformer, family):
-            if family.attention is not None:
-                self._own_processors.append((module, module.processor))
-                module.processor = family.attention()
-            module.processor._parallel_config = self._attention
 
 
 class _TextPadding:

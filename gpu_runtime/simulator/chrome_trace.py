@@ -53,22 +53,11 @@ def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
         track = {"pid": _PROCESSES[happened.market], "tid": numbers[happened.worker]}
         moment = {"ph": "i", "s": "t", "name": happened.kind, "cat": "happened"}
         events.append(moment | track | {"ts": happened.at / _TICKS_PER_US})
-    return {
-        "displayTimeUnit": "ms",
-        "otherData": {"evidence": "simulated", **about},
-        "traceEvents": events,
-    }
+    return {"displayTimeUnit": "ms", "otherData": {"evidence": "simulated", **about}, "traceEvents": events}
 
 
 def _span(name: str, category: str, process: int, thread: int, began: int, ended: int) -> dict[str, Any]:
-    """Return the event of an interval.
-
-    Args:
-        name: its label.
-        category: its kind of event.
-        process, thread: its track.
-        began, ended: ticks.
-    """
+    """Return the event of an interval, given in ticks."""
     return {
         "ph": "X", "name": name, "cat": category, "pid": process, "tid": thread,
         "ts": began / _TICKS_PER_US, "dur": (ended - began) / _TICKS_PER_US,

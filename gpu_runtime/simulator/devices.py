@@ -32,7 +32,6 @@ class Flight:
     """A lease under way on a device.
 
     Attributes:
-        lease: lease of one batch.
         since: tick at which it was granted.
         end: event at which the batch is finished, or handed back at a notice or for another group.
         step: ticks of a denoising step.
@@ -55,16 +54,12 @@ class SimulatedDevice:
     """The state of a simulated device.
 
     Attributes:
-        name: unique name.
-        market: market that it is rented on.
         came: tick at which its process began.
-        trains: True if it is a trainer.
         loading: event at which it has loaded its model; None once it has.
         joined: True once it is part of the fleet; its loading is then on the bill.
         known_gone: tick at which the run can know that its instance is lost; None while the instance exists.
         holds: version of its weights.
         coming: event at which it will hold the phase's weights.
-        noticed: True if it is under a preemption notice.
         free_at: tick until which it is busy with a call whose result is not used.
         flight: lease that it works on, alone or with others.
         place: its slot among those of its market.
@@ -107,12 +102,7 @@ class SimulatedDevice:
 
 
 class SimulatedGroup:
-    """A group of one epoch, with one or several devices, which pull as one.
-
-    Args:
-        place: its epoch and the names of its members.
-        members: the devices, the leader first.
-    """
+    """A group of one epoch, with one or several devices, the leader first, which pull as one."""
 
     def __init__(self, place: WorkerGroup, members: Sequence[SimulatedDevice]) -> None:
         self.place = place

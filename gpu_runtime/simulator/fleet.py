@@ -29,7 +29,6 @@ class FleetPlan:
     """The devices to rent and their prices.
 
     Attributes:
-        reserved: number of reserved devices.
         spot: most spot devices at once; the trace says how many are available.
         trainers: number of reserved devices that train together.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device; the average, where it changes.
@@ -64,12 +63,7 @@ class FleetPlan:
             raise ConfigurationError(f"{self.spot} spot devices; give 0 or more")
 
     def instance(self, market: Market, place: int) -> str:
-        """Return the instance of a device; devices of one instance may share samples.
-
-        Args:
-            market: the device's market.
-            place: its slot among those of its market.
-        """
+        """Return the instance of a market's slot; devices of one instance may share samples."""
         return f"{market}-{place // self.instance_devices}" if self.instance_devices else ""
 
     def usd_per_hour(self, market: Market) -> float:
@@ -109,8 +103,6 @@ class SimulatedFleet:
     after its instance was lost, an idle one with the next phase.
 
     Args:
-        loop: the clock.
-        plan: the devices to rent.
         start: ticks from an instance's arrival to a loaded worker.
         replay: arrivals, notices and losses of spot instances; None for no spot instances.
         loss: ticks from the loss of an instance to the failure of a call to its worker.

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 from gpu_runtime.simulator.devices import BatchTimes, Flight, Holder, SimulatedDevice
 from gpu_runtime.simulator.fleet import SimulatedFleet
+from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
@@ -26,44 +28,41 @@ from storage.record.records import DeviceState, Market
 _ONE_KIND: frozenset[Market] = frozenset({"reserved"})
 
 
-class GenerationPhase:
-    """Devices take the phase's weights, pull and deliver batches; others join; lost batches resume elsewhere.
+class PhaseSetup(NamedTuple):
+    """All that a phase consists of.
 
-    Args:
-        loop: the clock.
-        fleet: the devices.
+    Attributes:
         scheduler: assigns batches, its requests, to devices.
-        times: times of the workload.
-        work: the batches to generate.
-        first: number of the first batch; numbers are unique in the run.
         gate: decides whether a batch of drafts may still begin; None without a window.
+        first: number of the first batch; numbers are unique in the run.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        fleet: SimulatedFleet,
-        scheduler: PullScheduler[int],
-        times: WorkloadTimes,
-        work: PhaseWork,
-        first: int,
-        gate: DraftGate | None = None,
-    ) -> None:
+    loop: EventLoop
+    fleet: SimulatedFleet
+    times: WorkloadTimes
+    grouping: Grouping
+    work: PhaseWork
+    scheduler: PullScheduler[int]
+    gate: DraftGate | None
+    first: int
+
+
+class GenerationPhase:
+    """Devices take a phase's weights, pull and deliver batches; others join; lost ones resume elsewhere."""
+
+    def __init__(self, setup: PhaseSetup) -> None:
         self.outcome = PhaseOutcome()
         self.entered: list[tuple[SimulatedDevice, DeviceState, int]] = []
         """Each state that a device entered, and when in ticks."""
-        self._loop = loop
-        self._fleet = fleet
-        self._scheduler = scheduler
-        self._times = times
-        self._work = work
-        self._pushed = scheduler if isinstance(scheduler, PushDispatch) else None
-        self._first = self._next = first
-        self._last = first + work.batches
+        self._loop, self._fleet, self._times = setup.loop, setup.fleet, setup.times
+        self._grouping, self._gate, self._scheduler = setup.grouping, setup.gate, setup.scheduler
+        self._work = work = setup.work
+        self._pushed = setup.scheduler if isinstance(setup.scheduler, PushDispatch) else None
+        self._first = self._next = setup.first
+        self._last = setup.first + work.batches
         self._away = work.beside_training  # True while the trainers are away
         self._turns: list[Event] = []  # switches of the trainers between training and rolling out
-        self._gate = gate
-        self._began = loop.now
+        self._began = self._loop.now
         self._drafts = work.kind is RequestKind.EXPLORE
         self._state: DeviceState = "explore" if self._drafts else "rollout"
         self._batch_times: dict[tuple[frozenset[Market], int], BatchTimes] = {}
@@ -74,7 +73,7 @@ class GenerationPhase:
         self._closed: set[str] = set()
         self._left: set[str] = set()  # trainers that the live window has released
         self._busy = 0
-        self._scorers_free = loop.now
+        self._scorers_free = self._loop.now
         self._loaded_by = 0
 
     def run(self) -> PhaseOutcome:

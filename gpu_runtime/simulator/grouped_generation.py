@@ -16,44 +16,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.groups.layout import Group, Layout
-from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import Lease, UnderWay, WorkLeft
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice, SimulatedGroup
-from gpu_runtime.simulator.fleet import SimulatedFleet
-from gpu_runtime.simulator.generation import GenerationPhase
-from gpu_runtime.simulator.grouping import Grouping
-from gpu_runtime.simulator.phase_work import PhaseWork
-from gpu_runtime.simulator.profile import WorkloadTimes
-from gpu_runtime.simulator.virtual_time import Event, EventLoop
+from gpu_runtime.simulator.generation import GenerationPhase, PhaseSetup
+from gpu_runtime.simulator.virtual_time import Event
 
 _CALLS_AHEAD = 2
 """Chunks that a group has begun at a time, as the dispatcher of a live run starts them; one for drafts."""
 
 
 class GroupedPhase(GenerationPhase):
-    """Devices take the phase's weights, form groups that pull batches, and form others as devices change.
+    """Devices take the phase's weights, form groups that pull batches, and form others as devices change."""
 
-    Args:
-        loop, fleet, scheduler, times, work, first, gate: arguments of `GenerationPhase`.
-        grouping: the run's grouping of devices.
-    """
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        fleet: SimulatedFleet,
-        scheduler: PullScheduler[int],
-        times: WorkloadTimes,
-        work: PhaseWork,
-        first: int,
-        gate: DraftGate | None,
-        grouping: Grouping,
-    ) -> None:
-        super().__init__(loop, fleet, scheduler, times, work, first, gate)
-        self._grouping = grouping
+    def __init__(self, setup: PhaseSetup) -> None:
+        super().__init__(setup)
+        grouping, work = setup.grouping, setup.work
         self._registry = grouping.registry
         self._measured, self._static = grouping.measured(work.kind), grouping.static
         self._pool: dict[str, SimulatedDevice] = {}  # those that hold the weights
@@ -185,12 +164,7 @@ class GroupedPhase(GenerationPhase):
             self._pull(self._idle.popitem(last=False)[1])
 
     def _layout(self, devices: Mapping[str, str], standing: Sequence[Group]) -> Layout:
-        """Return the groups that devices should form.
-
-        Args:
-            devices: usable devices, with their instances.
-            standing: the current groups.
-        """
+        """Return the groups that devices should form."""
         kind, grouping = self._work.kind, self._grouping
         if not self._static:
             left = self._work_left() if self._measured else None

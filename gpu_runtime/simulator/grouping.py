@@ -66,7 +66,7 @@ class Grouping:
     def layout(
         self, kind: RequestKind, devices: Mapping[str, str], before: Sequence[Group], left: WorkLeft | None
     ) -> Layout:
-        """Return the groups that devices should form.
+        """Return the groups of devices, by name → instance; measured times choose by the work left.
 
         Args:
             kind: kind of their requests.
@@ -80,19 +80,12 @@ class Grouping:
         return plan_layout(devices, large_first(degrees, self._by_kind[kind]), before)
 
     def started(self, devices: Mapping[str, str]) -> list[Group]:
-        """Return the groups in which devices' processes started, where groups are static.
-
-        Args:
-            devices: devices with their instances.
-        """
+        """Return the groups in which devices' processes started, where groups are static."""
         begun = dict.fromkeys(names for name, names in self._together.items() if name in devices)
         return [Group(devices[next(n for n in names if n in devices)], names) for names in begun]
 
     def forming(self, members: Sequence[SimulatedDevice]) -> tuple[int, int]:
-        """Return the ticks until devices form a group: for a restart, if they need one, and to meet.
-
-        A restart is that of their processes, which load the model and take the weights.
-        """
+        """Return the ticks until devices form a group: to restart cold, if they have to, and to meet."""
         names = tuple(device.name for device in members)
         regroup = self._regroup(members) if len(names) > 1 else 0
         if not self.static:
@@ -126,12 +119,7 @@ class Grouping:
         return self.step_times.state() if self.measured(kind) else ()
 
     def key(self, kind: RequestKind, devices: Sequence[SimulatedDevice]) -> Hashable:
-        """Return all that a phase depends on of its devices' names, instances and past groups.
-
-        Args:
-            kind: kind of their requests.
-            devices: devices of the fleet.
-        """
+        """Return all that a phase depends on of its devices' names, instances and past groups."""
         if not self.shares(kind):
             return ()
         order = sorted(range(len(devices)), key=lambda number: devices[number].name)

@@ -42,12 +42,7 @@ class ServingLoad:
     noise: float = 0.05
 
     def free(self, devices: int, chance: random.Random) -> Callable[[float], int]:
-        """Return the number of free devices as a function of time, from a random hour of the day on.
-
-        Args:
-            devices: number of devices of the fleet.
-            chance: generator of the hour, and of the noise of each call.
-        """
+        """Return the number of free devices as a function of time, from a random hour of the day on."""
         began_s = chance.uniform(0.0, _DAY_S)
 
         def free_at(at_s: float) -> int:
@@ -61,54 +56,23 @@ class ServingLoad:
 ASSUMED_LOAD = ServingLoad()
 
 
-class LendingRule:
-    """The number of devices that a serving fleet lends.
-
-    Args:
-        devices: largest number that a run takes.
-        slack_s: seconds that a serving request can wait.
-        step_s: seconds of a denoising step, after which a device that was called back is free.
-    """
-
-    def __init__(self, devices: int, slack_s: float, step_s: float) -> None:
-        self.lent = 0
-        """Devices lent for the next step."""
-        self._most = devices if slack_s > step_s else 0
-        self._frozen = False
-
-    def look(self, free: int) -> int:
-        """Decide for the next step, and return how many devices are lent.
-
-        Args:
-            free: devices that no serving request needs now.
-        """
-        if free < self.lent:
-            self.lent = min(free, self.lent // _CUT)
-            self._frozen = True
-        elif not self._frozen:
-            self.lent = min(free, self._most)
-        return self.lent
-
-    def on_training(self) -> None:
-        """Allow more devices to be lent again, as the run trains."""
-        self._frozen = False
-
-
 class LentDevices:
     """Arrivals and recalls of lent devices, with the interface of a trace's `Replay`.
 
     A recalled device gets a notice, ends its denoising step, and leaves when the slack is over.
 
     Args:
-        rule: decides how many are lent.
-        free: returns the devices that no serving request needs at a time in seconds; times never decrease.
+        devices: largest number that a run takes.
         slack_s: seconds that a serving request can wait.
+        step_s: seconds of a denoising step, after which a device that was called back is free.
+        free: returns the devices that no serving request needs at a time in seconds; times never decrease.
     """
 
-    def __init__(self, rule: LendingRule, free: Callable[[float], int], slack_s: float) -> None:
-        self._rule = rule
-        self._free = free
+    def __init__(self, devices: int, slack_s: float, step_s: float, free: Callable[[float], int]) -> None:
+        self._most = devices if slack_s > step_s else 0
         self._slack_s = slack_s
+        self._free = free
+        self._frozen = False
         self._looks_s = 0.0
         self._lent: list[str] = []
         self._leaving: deque[tuple[float, str]] = deque()
@@ -126,7 +90,7 @@ class LentDevices:
             if self._leaving and self._leaving[0][0] == at_s:
                 steps.append(ReplayStep(at_s, "remove", self._leaving.popleft()[1]))
                 continue
-            lent = self._rule.look(self._free(at_s))
+            lent = self._look(self._free(at_s))
             while len(self._lent) > lent:
                 name = self._lent.pop()
                 steps.append(ReplayStep(at_s, "notice", name))
@@ -139,5 +103,13 @@ class LentDevices:
         return steps
 
     def on_training(self) -> None:
-        """Tell the rule that the run trains."""
-        self._rule.on_training()
+        """Allow more devices to be lent again, as the run trains."""
+        self._frozen = False
+
+    def _look(self, free: int) -> int:
+        """Return how many devices are lent next, by how many no serving request needs now."""
+        lent = len(self._lent)
+        if free < lent:
+            self._frozen = True
+            return min(free, lent // _CUT)
+        return lent if self._frozen else min(free, self._most)

@@ -16,9 +16,6 @@ class PhaseWork:
     """The batches to generate in a phase.
 
     Attributes:
-        kind: kind of all batches.
-        version: version of the weights for all batches.
-        batches: number of batches.
         steps: denoising steps of each.
         size: images of a full batch.
         images: images of all batches; the last one may not be full.
@@ -81,7 +78,7 @@ class PhaseOutcome:
 
 
 def judged_groups(outcome: PhaseOutcome, work: PhaseWork, group: int) -> list[int]:
-    """Return when all samples of each prompt group were judged, in ticks from the beginning of the rollout.
+    """Return when each prompt group of a rollout of whole groups was judged, in ticks from its beginning.
 
     Args:
         outcome: outcome of the rollout.
@@ -103,7 +100,6 @@ def fed_groups(judged: Sequence[int], algorithm: AlgorithmConfig) -> list[int]:
 
     Args:
         judged: result of `judged_groups`.
-        algorithm: settings that divide groups over updates.
     """
     fed, last = list(accumulate(judged, max)), max(judged)
     if algorithm.advantage_std == "batch":
@@ -121,7 +117,6 @@ def training_spans(
     finish before.
 
     Args:
-        outcome: outcome of the rollout.
         groups: ticks at which they may begin with each prompt group, in the order of training.
         length: ticks of training on a group, by all trainers together.
         rolled: ticks of the rollout.

@@ -43,17 +43,17 @@ _OPTIONAL = ("evaluation", "driver_s", "opening_s", "loss_s")
 class LowEnd(random.Random):
     """Draws the low end of every range."""
 
+    deviations = -RANGE_DEVIATIONS
+
     def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
-        """Return the low end of a normal distribution's range."""
-        return mu - RANGE_DEVIATIONS * sigma
+        """Return the end of a normal distribution's range."""
+        return mu + self.deviations * sigma
 
 
-class HighEnd(random.Random):
+class HighEnd(LowEnd):
     """Draws the high end of every range."""
 
-    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
-        """Return the high end of a normal distribution's range."""
-        return mu + RANGE_DEVIATIONS * sigma
+    deviations = RANGE_DEVIATIONS
 
 
 class _Part(BaseModel):
@@ -77,7 +77,7 @@ class Quantity(_Part):
 
     @classmethod
     def counted(cls, low: float, high: float, source: str) -> Self:
-        """Return a counted figure: the geometric mean of the ends of its range.
+        """Return a counted figure: the geometric mean of its range's ends, both 0 or both above.
 
         Args:
             low, high: ends of the range, both 0 or both above.
@@ -204,9 +204,6 @@ class Profile(_Part):
     def beside(self, spot: Profile) -> Profile:
         """Return a profile with this one for the reserved devices and another for the spot devices.
 
-        Args:
-            spot: profile of the same workload.
-
         Raises:
             ConfigurationError: they have no degree in common.
         """
@@ -220,9 +217,6 @@ class Profile(_Part):
 
     def refuse_without(self, *degrees: int) -> None:
         """Refuse runs with degrees for which the profile has no times.
-
-        Args:
-            degrees: degrees of the run.
 
         Raises:
             ConfigurationError: the profile has no time of one of them.
@@ -261,7 +255,6 @@ class Profile(_Part):
         """Return the times of a run.
 
         Args:
-            batch: samples of a batch.
             scorers: number of processes that judge images.
             trainers: number of devices that train together and divide the work evenly.
             chance: draws the values; None for the values as given.
@@ -331,11 +324,7 @@ class Profile(_Part):
         return "counted" in self.evidence or (self.spot is not None and self.spot.is_counted)
 
     def counted_ranges(self, batch: int) -> dict[str, dict[str, float]]:
-        """Return the counted figures by name, each with the ends of its range, in seconds.
-
-        Args:
-            batch: samples of a batch, for the denoising step, `step_s`.
-        """
+        """Return the counted figures by name, with their ranges' ends in seconds; `step_s` of a batch."""
         found = {}
         for name in self.evidence.get("counted", ()):
             if (quantity := self.quantities.get(name)) is None:
@@ -359,7 +348,6 @@ class WorkloadTimes:
 
     Attributes:
         step: time of a denoising step of a batch.
-        decode: time to decode a batch.
         score: time of one image, by all scorers together.
         train_sample: one sample's share of training, by all trainers together.
         weights: time for a device to take new weights.

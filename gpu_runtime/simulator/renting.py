@@ -22,8 +22,6 @@ def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, he
 
     Args:
         forecast: forecast of the next iteration; None before times have been measured: `held` then stays.
-        terms: prices and bounds.
-        held: spot devices rented now.
     """
     if forecast is None:
         return held
@@ -34,15 +32,7 @@ def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, he
 
 
 class Renting:
-    """Decides as `RentedCapacity` does; does nothing if the plan rents all available devices.
-
-    Args:
-        loop: the clock.
-        plan: the devices to rent, and the rule that decides.
-        fleet: the devices.
-        updates: updates of the weights in an iteration.
-        leaves: True if trainers leave rollouts to train.
-    """
+    """Decides as `RentedCapacity` does; does nothing if the plan rents all available devices."""
 
     def __init__(
         self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet, updates: int, leaves: bool
@@ -64,12 +54,7 @@ class Renting:
             self._rent(0, 1)
 
     def decide(self, batches: int, left: int) -> None:
-        """Rent for the next iteration.
-
-        Args:
-            batches: batches of its rollout.
-            left: iterations left, including the next one.
-        """
+        """Rent for the next iteration; `left` includes it."""
         if self._plan.decided is None:
             return
         if self._rolled_out is not None:
@@ -78,12 +63,7 @@ class Renting:
         self.wanted.append(self._rent(batches, left))
 
     def on_rolled_out(self, batch: int, start: int) -> None:
-        """Record the times of a finished rollout.
-
-        Args:
-            batch: time of a batch in ticks.
-            start: time for a device to load in ticks.
-        """
+        """Record a finished rollout: the ticks of a batch, and of a device's start."""
         self._measured.add_batch_time(batch / TICKS_PER_S)
         self._measured.add_start(start / TICKS_PER_S)
         self._rolled_out, self._evaluated = self._loop.now, 0

@@ -19,7 +19,7 @@ from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import SimulatedFleet
-from gpu_runtime.simulator.generation import GenerationPhase
+from gpu_runtime.simulator.generation import GenerationPhase, PhaseSetup
 from gpu_runtime.simulator.grouped_generation import GroupedPhase
 from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.lent_devices import LentDevices
@@ -63,9 +63,6 @@ class Simulation:
     Its seed plans are empty: the time of an iteration depends on the number of drafts, not on the seeds.
 
     Args:
-        config: the workload, and the number of iterations.
-        plan: the way the run is executed.
-        times: times of the workload.
         replay: spot instances over time; None for no spot instances.
         repeats: True to simulate undisturbed phases once; the figures are the same.
         keeps_intervals: True to keep the run's intervals.
@@ -352,9 +349,11 @@ class Simulation:
             there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
             scheduler = PushDispatch(there, work.version)
         memory = self._grouping.memory(work.kind)
-        parts = (self._loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
-        alone = not self._grouping.shares(work.kind)
-        phase = GenerationPhase(*parts) if alone else GroupedPhase(*parts, self._grouping)
+        phase = (GroupedPhase if self._grouping.shares(work.kind) else GenerationPhase)(
+            PhaseSetup(
+                loop, self._fleet, self._times, self._grouping, work, scheduler, gate, self._next_batch
+            )
+        )
         self._next_batch += work.batches
         returned = scheduler.counters.returned
         outcome = phase.run()

@@ -22,7 +22,6 @@ class SimulatedPlan:
     """The way a run is executed, regardless of its workload.
 
     Attributes:
-        fleet: the devices to rent.
         strategy: exploration strategy; it gets the same calls as in a live run.
         drafts: most drafts per iteration; 0 for as many as a window holds, or for every candidate if there
             is no window.
@@ -83,6 +82,30 @@ def _first(ways: Mapping[str, bool]) -> str | None:
     return next((way for way, taken in ways.items() if taken), None)
 
 
+@dataclass(frozen=True)
+class CostLine:
+    """Dollars as a linear function of the price of a spot device.
+
+    A policy's behavior does not depend on prices, except where it decides how much to rent: then its cost is
+    no line.
+
+    Attributes:
+        reserved_usd: dollars at the price 0.
+        spot_hours: spot device-hours.
+    """
+
+    reserved_usd: float
+    spot_hours: float
+
+    def usd(self, spot_usd_per_hour: float) -> float:
+        """Return the dollars at a price."""
+        return self.reserved_usd + self.spot_hours * spot_usd_per_hour
+
+    def times(self, iterations: float) -> CostLine:
+        """Return the line of so many iterations, given that this is the line of one."""
+        return CostLine(self.reserved_usd * iterations, self.spot_hours * iterations)
+
+
 @dataclass
 class SimulatedRun:
     """The outcome of a simulated run.
@@ -96,7 +119,6 @@ class SimulatedRun:
         usd_per_hour: price of a device by market; the mean over its paid time, where it changes.
         drafts: drafts made and judged in time.
         more_per_sample: images made beyond the settings' samples (drafts, or a larger batch), per sample.
-        batches: batches rolled out.
         redone: denoising steps of batches that were lost.
         redone_time: ticks that devices need to redo them.
         returned: batches that returned to the queue.
@@ -141,6 +163,18 @@ class SimulatedRun:
         """The bill of one run."""
         prices = self.usd_per_hour
         return sum(prices[market] * hours for market, hours in self.paid_hours.items())
+
+    @property
+    def cost_line(self) -> CostLine:
+        """The cost line of one iteration: the bill times the iterations' share of the run's time."""
+        share = sum(self.iterations) / self.wall / len(self.iterations)
+        hours, price = self.paid_hours, self.usd_per_hour["reserved"]
+        return CostLine(hours.get("reserved", 0.0) * price, hours.get("spot", 0.0)).times(share)
+
+    @property
+    def iteration_usd(self) -> float:
+        """Dollars of one iteration at the run's prices."""
+        return self.cost_line.usd(self.usd_per_hour["spot"])
 
     @property
     def paid_hours(self) -> dict[Market, float]:

@@ -38,7 +38,6 @@ class SpotMarket:
         Args:
             spot: slots for spot devices, a multiple of the devices of an instance.
             length_s: longest expected time of the run; beyond it, the devices present stay.
-            chance: generator that chooses the window.
 
         Raises:
             TraceError: the recorded trace is too short, or has no events.
@@ -61,12 +60,7 @@ class SpotMarket:
 
 
 def of_devices(trace: Trace, each: int) -> Trace:
-    """Return a trace of devices from one of instances, whose devices come and go together.
-
-    Args:
-        trace: trace of instances.
-        each: devices of an instance.
-    """
+    """Return a trace of devices from one of instances, of `each` devices that come and go together."""
     events = (
         TraceEvent(event.at_s, event.kind, f"{event.instance}/{number}")
         for event in trace.events
@@ -84,7 +78,6 @@ def repeated(trace: Trace, begins_s: float, length_s: float) -> Trace:
     Args:
         trace: the recorded trace, of a length above 0.
         begins_s: the moment, in seconds from the trace's beginning.
-        length_s: length of the result.
 
     Raises:
         TraceError: the trace would have to be repeated too often.

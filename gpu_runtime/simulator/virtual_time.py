@@ -72,16 +72,9 @@ class EventLoop:
         return self._events[0][0] if self._events else None
 
     def run_until(self, over: Callable[[], bool], deadline: int | None = None) -> bool:
-        """Run events until a condition holds, or until a deadline.
+        """Run events until `over`, checked first and after each; True if it is, False if none is left.
 
-        Events due at the deadline itself still happen.
-
-        Args:
-            over: the condition, checked before the first event and after each one.
-            deadline: ticks; None for as long as there are events.
-
-        Returns:
-            True if the condition holds; False at the deadline, or when no event is left.
+        Events due at the deadline (ticks) itself still happen; then it returns False.
         """
         while not over():
             next_at = self.next_at

@@ -119,12 +119,7 @@ class HistoryLog:
         return self._file is not None
 
     def note(self, event: str, **facts: Any) -> None:
-        """Append a line.
-
-        Args:
-            event: name of the event.
-            facts: details, as JSON values.
-        """
+        """Append a line with an event and its details, as JSON values."""
         if self._file is not None:
             line = json.dumps({"event": event, "at": now(), **facts}, separators=(",", ":"))
             os.write(self._file, line.encode() + b"\n")
@@ -137,11 +132,7 @@ class HistoryLog:
 
 
 def new_life(folder: Path) -> Path:
-    """Make the folder of a run's next life; they are numbered from 1.
-
-    Args:
-        folder: folder of the run's whole history; made if it is missing.
-    """
+    """Make the folder of a run's next life, numbered from 1, and the folder of its history."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     life = folder / f"{1 + len(lives(folder)):04}"
     life.mkdir(mode=0o700)
@@ -164,11 +155,7 @@ def names_of(requests: Iterable[SampleRequest]) -> list[str]:
 
 
 class HistoryTail:
-    """A reader that follows the files of a run's history while they grow.
-
-    Args:
-        folder: folder of the run's whole history; need not exist yet.
-    """
+    """A reader that follows the files of a run's history, whose folder need not exist, while they grow."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -32,7 +32,6 @@ class WorkerReady:
 
     Attributes:
         age_s: age of its process. A duration, as its clock may differ from the driver's.
-        host: name of its machine.
         history: file that it writes its history to, on that machine; None without one.
         device: device that it computes on: `cpu`, or the GPU's name.
     """

@@ -52,13 +52,7 @@ class SamplesInFlight:
         self._states: list[SampleState] = []
 
     def begin(self, lease: int, work: Sequence[SampleRequest | SampleState]) -> None:
-        """Begin a lease's samples in place of the current ones.
-
-        Args:
-            lease: number of the lease.
-            work: requests to begin with their noise, or states to continue from; all of one kind and
-                at one denoising step.
-        """
+        """Begin a lease's samples in place of the current ones; all of one kind and at one step."""
         self._lease, self._given_up = lease, None
         self._states = [
             item if isinstance(item, SampleState) else self._sampler.begin([item])[0] for item in work

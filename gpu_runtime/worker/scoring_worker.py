@@ -20,9 +20,6 @@ class ScoringWorker:
     """The holder of the scorer, and of the judge of held-out images if there is one.
 
     Args:
-        reward: settings of the scorer.
-        name: name of the process in the runtime.
-        history: place for its history; None writes none.
         on_gpu: True if it was given a GPU to judge on.
         judge: settings of the second judge, in the form of a reward's; None for none.
 
@@ -63,7 +60,6 @@ class ScoringWorker:
 
         Args:
             images: uint8 RGB images of shape (H, W, 3), or clips of shape (F, H, W, 3).
-            prompts: as many prompts, in the same order.
             held_out: True to let the second judge score them, too.
         """
         scores = score_each(self._scorer, images, prompts)

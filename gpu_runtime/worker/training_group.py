@@ -31,7 +31,6 @@ def divided(
     """Form the group, waiting for all its devices; return what builds its policy and its trainer.
 
     Args:
-        place: membership of this device.
         device: device of the trained weights; a CUDA device means NCCL, which is not tested.
 
     Raises:
@@ -64,11 +63,7 @@ def divided(
 
 @contextmanager
 def exchanging(place: TrainingMembership | None) -> Iterator[None]:
-    """Raise `GroupBrokenError` if an exchange with other training devices fails; None means no others.
-
-    Raises:
-        GroupBrokenError: if one of those is gone.
-    """
+    """Raise GroupBrokenError if an exchange with other training devices fails; None means no others."""
     try:
         yield
     except RuntimeError as error:

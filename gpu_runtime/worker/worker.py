@@ -87,11 +87,8 @@ class DeviceWorker:
     """A worker that generates samples with the weights it holds, and trains if asked to.
 
     Args:
-        config: the run's configuration.
         trains: True to build optimiser and moving average too.
         watches: True on a spot device, to watch for preemption notices if `runtime.notices` names a provider.
-        name: name of the worker in the runtime.
-        history: place for its history; None writes none.
         training_group: its membership, if it trains with others; it waits for them.
         meeting: address of the driver's store, at which devices that share samples meet; not used if the
             settings let each work alone.
@@ -228,19 +225,15 @@ class DeviceWorker:
     ) -> SampleChunk:
         """Begin a lease's samples with the weights held, and do their first denoising steps.
 
-        Samples begun before are dropped, as they are when other weights are loaded.
+        Samples begun before are dropped, as they are when other weights are loaded. `work` is of one
+        kind and step. Returns the states reached, to continue with `advance_samples`, or the finished
+        samples. Raises RuntimeFailure if the worker holds other weights.
 
         Args:
             version: version of the weights to generate with, from the first step to the last.
             lease: number of the lease.
             work: requests to begin with their noise, or states to continue from; all of one kind and step.
             steps: most denoising steps of this call.
-
-        Returns:
-            The states reached, to continue with `advance_samples`, or the finished samples.
-
-        Raises:
-            RuntimeFailure: if the worker holds other weights.
         """
         self._refuse_other_weights(version)
         self._samples.begin(lease, work)
@@ -296,12 +289,7 @@ class DeviceWorker:
 
     @_loses_worker_on_fault
     def begin_training(self, shards: Sequence[int]) -> None:
-        """Begin an iteration, for trainers only; what is left of another one is forgotten.
-
-        Args:
-            shards: shards of an update that this trainer computes; all of them where trainers divide the
-                weights.
-        """
+        """Begin an iteration with this trainer's shards; what is left of another one is forgotten."""
         self.leave_group()
         self._the_trainer().begin(shards)
 

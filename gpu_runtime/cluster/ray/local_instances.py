@@ -83,7 +83,6 @@ class LocalInstances:
         """Start a spot instance, and wait until the cluster knows it.
 
         Args:
-            name: name of the instance.
             gpus: GPUs that it claims to have, with a worker for each; one worker if it has none.
 
         Raises:

@@ -61,7 +61,7 @@ def unpack(packed: Any) -> Any:
 
 
 def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of `Answering.answer`: a call's packed method and arguments, then its references.
+    """Return the arguments of `Answering.answer`: a packed method and arguments, then their references.
 
     Args:
         method: name of the method.
@@ -96,15 +96,7 @@ class Answering:
         return ray.get_runtime_context().get_node_id()
 
     def answer(self, packed: Any, *referenced: Any) -> Any:
-        """Call a method of the worker, or of the actor itself.
-
-        Args:
-            packed: name and arguments of the method, from `pack_call`.
-            referenced: values of the references among them.
-
-        Returns:
-            The packed result.
-        """
+        """Call a method of the worker, or of the actor itself, and return the packed result."""
         method, args, kwargs = unpack(packed)
         if referenced:
             args = [referenced[arg.index] if isinstance(arg, _Place) else arg for arg in args]

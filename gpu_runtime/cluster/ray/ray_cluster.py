@@ -68,8 +68,6 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
     """A worker as a Ray actor.
 
     Args:
-        name: name of the worker.
-        handle: Ray's handle of the actor.
         alone: True if the cluster has only one instance.
         drains: True if its instance can be drained: it has only spot workers, and the driver is on the
             cluster, too.
@@ -113,11 +111,7 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
 
 
 class RayCluster:
-    """A Ray cluster that this process started or joined.
-
-    Args:
-        config: configuration of the run; it decides whether a cluster is started here or joined.
-    """
+    """A Ray cluster that this process started or joined."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -328,8 +322,6 @@ def worker_share(workers: int, gpus: float, scorers: float = 0.0) -> float:
     kept free, on separate GPUs if there are several.
 
     Args:
-        workers: number of workers.
-        gpus: GPUs of the cluster.
         scorers: sum of the scorers' shares.
 
     Returns:

@@ -79,9 +79,6 @@ def found_address(address: str) -> str:
 
     As in Ray, it is looked for in the variable RAY_ADDRESS, then among the processes of this machine.
 
-    Args:
-        address: value of `runtime.cluster`.
-
     Raises:
         ConnectionError: the address is `auto`, and no cluster runs here.
     """
@@ -142,15 +139,12 @@ def kept_signal_handlers() -> Iterator[None]:
 
 
 def drain_instance(instance: str, reason: str, deadline: float | None) -> str:
-    """Drain a Ray node; the caller is a process of the cluster.
+    """Drain a Ray node by `deadline` (unix seconds); return why Ray does not, empty if it does.
 
     Args:
         instance: identifier of the node.
         reason: reason in words, which Ray shows.
         deadline: time at which it may be gone, in unix seconds; None if that is not known.
-
-    Returns:
-        Why Ray does not drain it; empty if it does.
     """
     preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline_ms = 0 if deadline is None else int(deadline * 1000)

@@ -19,7 +19,6 @@ class Replayed:
     Attributes:
         added: times at which instances had come, in seconds from its beginning.
         removed: times at which instances were removed, in the same seconds.
-        warned: number of notices given.
         happened: events of added and removed instances, with their names and the same times.
         failure: exception that ended it early; None if there was none.
     """
@@ -35,7 +34,6 @@ class TraceReplay:
     """A thread that adds and removes instances as time passes, until it is stopped or nothing is left to do.
 
     Args:
-        steps: steps with their times.
         instances: instances to act on; no other code may add or remove spot instances meanwhile.
     """
 

@@ -17,11 +17,7 @@ from storage.errors import CapacityError
 
 
 class AutoscalerCapacity(CapacityProvider):
-    """A provider that asks the autoscaler of the run's cluster.
-
-    Args:
-        cluster: cluster of the run.
-    """
+    """A provider that asks the autoscaler of the run's cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()

@@ -87,12 +87,7 @@ class AcquireAnswer(Section):
 
 
 class CommandCapacity(CapacityProvider):
-    """A provider that runs the commands, one at a time, in a background thread.
-
-    Args:
-        options: commands, and their time limit.
-        cluster: address of the cluster that an instance is to join; empty if there is none.
-    """
+    """A provider that runs the commands, one at a time, in a thread; `cluster` is the one to join, if any."""
 
     def __init__(self, options: CommandOptions, cluster: str = "") -> None:
         super().__init__()

@@ -90,12 +90,7 @@ def lent_by(client: httpx.Client) -> list[Offer]:
 
 
 class LendingCapacity(CapacityProvider):
-    """A provider that asks a lender in a background thread.
-
-    Args:
-        options: address and timeout of the lender.
-        ask_every_s: seconds between two requests.
-    """
+    """A provider that asks a lender in a background thread."""
 
     def __init__(self, options: LendingOptions, ask_every_s: float = _ASK_EVERY_S) -> None:
         import httpx

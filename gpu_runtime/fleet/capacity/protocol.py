@@ -14,7 +14,6 @@ class Offer:
 
     Attributes:
         instance: name, unique among the offers.
-        devices: number of its devices.
         usd_per_hour: price of a device; None for `price.spot_usd_per_hour`.
         called_back: reason, in words, why it has to be given back soon; empty if it may stay.
     """
@@ -42,7 +41,6 @@ class CapacityProvider(ABC):
         A lower number takes none away: the run chooses with `release` which ones go.
 
         Args:
-            devices: number wanted in all.
             deadline_s: seconds after which more devices are of no use; None if that is not known.
         """
 

@@ -26,7 +26,6 @@ class CapacityPlugin:
     Attributes:
         build: function that makes it from the run's `[runtime]`, cluster and options; None if the settings
             alone fix the number of devices.
-        options: section of its options in `[runtime.options]`.
         check: function that refuses unusable settings with `ConfigurationError`, before anything starts.
     """
 

@@ -49,9 +49,7 @@ class TraceCapacity(CapacityProvider):
     An instance that was given back is offered again while the trace has it, after those not yet offered.
 
     Args:
-        trace: trace as it is replayed.
         notice_s: seconds by which an instance is called back before its removal.
-        clock: function that returns the seconds of a monotonic clock.
     """
 
     def __init__(

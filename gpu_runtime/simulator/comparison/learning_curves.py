@@ -36,7 +36,6 @@ def rising_fit(iterations: Sequence[int], values: Sequence[float]) -> tuple[list
 
     Args:
         iterations: iterations of the evaluations, rising.
-        values: scores of the evaluations.
 
     Returns:
         Iterations and values of the points, both rising.
@@ -145,32 +144,17 @@ class LearningCurves(_Part):
         return self.base + share * (self.target - self.base)
 
     def iterations_to(self, arm: Arm, share: float) -> list[float]:
-        """Return each run seed's iterations to a share of the baseline's progress; empty without such curves.
-
-        A run seed that never gets there counts as if it did at its end (`unreached` counts these).
-
-        Args:
-            arm: arm of the curves.
-            share: fraction of the way from the baseline's first score to its last.
-        """
-        target = self.score_at(share)
-        curves = self.arms.get(arm, ())
-        reached = [reached_at(curve.iterations, curve.values, target) for curve in curves]
-        return [
-            float(curve.iterations[-1]) if at is None else at
-            for curve, at in zip(curves, reached, strict=True)
-        ]
+        """Return each run seed's iterations to a share of the baseline's progress, or its last one."""
+        ends = (float(curve.iterations[-1]) for curve in self.arms.get(arm, ()))
+        return [end if at is None else at for end, at in zip(ends, self._reached(arm, share), strict=True)]
 
     def unreached(self, arm: Arm, share: float) -> int:
-        """Return the number of run seeds that never reach a share of the baseline's progress.
+        """Return the number of run seeds that never reach a share of the baseline's progress."""
+        return self._reached(arm, share).count(None)
 
-        Args:
-            arm: arm of the curves.
-            share: fraction of the way from the baseline's first score to its last.
-        """
+    def _reached(self, arm: Arm, share: float) -> list[float | None]:
         target = self.score_at(share)
-        curves = self.arms.get(arm, ())
-        return sum(reached_at(curve.iterations, curve.values, target) is None for curve in curves)
+        return [reached_at(curve.iterations, curve.values, target) for curve in self.arms.get(arm, ())]
 
 
 def read_curves(path: Path) -> LearningCurves:

@@ -38,8 +38,6 @@ class Policy:
     """A way to spend devices on a run.
 
     Attributes:
-        name: short name.
-        summary: its behavior in a few words.
         plan: function from the devices offered, and Spotlight's drafts per iteration, to the run's plan.
         needs_drafts: True if its plan depends on Spotlight's drafts.
         arm: the learning curve that it follows if its drafts are made.
@@ -97,12 +95,7 @@ DEFAULT_POLICIES = POLICIES[:7]
 
 
 def default_policies(degrees: Mapping[str, int], kinds: int = 1) -> tuple[Policy, ...]:
-    """Return the policies that are compared unless others are named.
-
-    Args:
-        degrees: number of devices that share a sample, by kind of request.
-        kinds: number of kinds of devices.
-    """
+    """Return the policies that are compared unless others are named, given the degrees by kind."""
     return tuple(
         policy
         for policy in POLICIES
@@ -112,7 +105,7 @@ def default_policies(degrees: Mapping[str, int], kinds: int = 1) -> tuple[Policy
 
 
 def unfit(policy: Policy, degrees: Mapping[str, int], kinds: int = 1) -> str | None:
-    """Return why a policy cannot be simulated; None where it can.
+    """Return why a policy cannot be simulated, given the degrees by kind (0: measured); None where it can.
 
     Args:
         policy: the policy.

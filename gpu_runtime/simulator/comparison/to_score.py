@@ -7,21 +7,14 @@ with the other at its median.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_runtime.simulator.comparison.break_even import (
-    CostLine,
-    break_even_discount,
-    cost_line,
-    pays_until,
-    stops_paying,
-)
 from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, LearningCurves
 from gpu_runtime.simulator.comparison.policies import ON_DEMAND, SPOT, SPOTLIGHT, Arm, Policy
 from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, Spread
-from gpu_runtime.simulator.simulated_run import SimulatedRun
+from gpu_runtime.simulator.simulated_run import CostLine, SimulatedRun
 
 _LEVELS = tuple(percent / 100 for percent in range(5, 101, 5))
 """Shares of the baseline's progress at which exploration may stop paying."""
@@ -36,9 +29,7 @@ class Milestone:
 
     Attributes:
         share: share of the baseline's progress.
-        score: the score at that share.
         iterations: iterations to it, over run seeds.
-        run_seeds: number of run seeds measured.
         unreached: number of them that did not get there; they count as if they did at their end.
         iteration_s, iteration_usd: seconds and dollars of an iteration, over futures.
     """
@@ -100,12 +91,7 @@ def arm_of(policy: Policy, runs: Sequence[SimulatedRun], curves: LearningCurves)
 
 
 def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Milestone]:
-    """Return a policy's milestones; an empty list where no curve applies to it.
-
-    Args:
-        answer: the policy's simulated figures.
-        curves: curves of the task.
-    """
+    """Return a policy's milestones; an empty list where no curve applies to it."""
     arm, figures = arm_of(answer.policy, answer.runs, curves), answer.figures
     if arm is None:
         return []
@@ -133,7 +119,7 @@ def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
         return None
     pairs = zip(by_name[SPOT].runs, by_name[ON_DEMAND].runs, strict=True)
     found = [
-        break_even_discount(cost_line(spot), cost_line(demand), demand.usd_per_hour["reserved"])
+        break_even_discount(spot.cost_line, demand.cost_line, demand.usd_per_hour["reserved"])
         for spot, demand in pairs
     ]
     known = [discount for discount in found if discount is not None]
@@ -194,18 +180,16 @@ def exploration_worth(
     follow, or where Spotlight makes no drafts.
 
     Args:
-        answers: figures of all policies.
         curves: curves of the task; None where unknown.
         reserved_usd_per_hour: price of a reserved device, the highest price considered.
     """
     ours = next((answer for answer in answers if answer.policy.name == SPOTLIGHT), None)
     others = [a for a in answers if a.policy.arm == "plain" and a.policy.only_simulated is None]
-    if ours is None or not others or not _explores(ours):
+    if ours is None or not others or not any(run.drafts for run in ours.runs):
         return None
     cheapest = min(others, key=lambda answer: answer.figures["iteration_usd"].median)
-    saved = [
-        1 - _usd(cheapest, future) / usd for future in range(len(ours.runs)) if (usd := _usd(ours, future))
-    ]
+    pairs = zip(cheapest.runs, ours.runs, strict=True)
+    saved = [1 - theirs.iteration_usd / usd for theirs, own in pairs if (usd := own.iteration_usd)]
     needed = Spread.of(saved or [0.0])
     known = curves is not None and arm_of(ours.policy, ours.runs, curves) == ours.policy.arm
     levels = _known_levels(curves) if curves is not None and known else []
@@ -226,8 +210,8 @@ def exploration_worth(
     lined = [other for other in others if not any(run.wanted for run in other.runs)]
     until = [
         pays_until(
-            _line(ours, future).times(stale[levels[-1]]),
-            [_line(other, future).times(plain[levels[-1]]) for other in lined],
+            ours.runs[future].cost_line.times(stale[levels[-1]]),
+            [other.runs[future].cost_line.times(plain[levels[-1]]) for other in lined],
             reserved_usd_per_hour,
         )
         for future in range(len(ours.runs))
@@ -243,10 +227,6 @@ def exploration_worth(
     )
 
 
-def _explores(answer: PolicyAnswer) -> bool:
-    return any(run.drafts for run in answer.runs)
-
-
 def _known_levels(curves: LearningCurves) -> list[float]:
     """Return the levels that more than half of the explored run seeds reached, so their median was measured.
 
@@ -256,9 +236,55 @@ def _known_levels(curves: LearningCurves) -> list[float]:
     return [share for share in _LEVELS if 2 * curves.unreached("stale", share) < explored]
 
 
-def _line(answer: PolicyAnswer, future: int) -> CostLine:
-    return cost_line(answer.runs[future])
+def break_even_discount(spot: CostLine, on_demand: CostLine, reserved_usd_per_hour: float) -> float | None:
+    """Return the discount on a spot device at which both ways cost the same: a share of the reserved price.
+
+    Below 0 where spot devices pay without a discount, above 1 where they would not pay even for free;
+    None where no spot device is paid for.
+
+    Args:
+        spot: line of the way with spot devices.
+        on_demand: line of the way without.
+        reserved_usd_per_hour: price of a reserved device.
+    """
+    paid = spot.spot_hours * reserved_usd_per_hour
+    return None if paid == 0 else 1 - (on_demand.usd(0.0) - spot.reserved_usd) / paid
 
 
-def _usd(answer: PolicyAnswer, future: int) -> float:
-    return _line(answer, future).usd(answer.runs[future].usd_per_hour["spot"])
+def pays_until(ours: CostLine, others: Sequence[CostLine], most: float) -> float | None:
+    """Return the highest price, up to `most`, at which our way to a score costs no more than any; or None.
+
+    Args:
+        ours: dollars to some score.
+        others: dollars of the other ways to it, at least one.
+        most: the highest price considered.
+    """
+    least, until = 0.0, most
+    for other in others:
+        # How much more we cost at the price 0, and for each dollar of the price.
+        at_zero, slope = ours.reserved_usd - other.reserved_usd, ours.spot_hours - other.spot_hours
+        if slope > 0:
+            until = min(until, -at_zero / slope)
+        elif slope < 0:
+            least = max(least, -at_zero / slope)
+        elif at_zero > 0:
+            return None
+    return until if least <= until else None
+
+
+def stops_paying(
+    shares: Sequence[float], ours: Mapping[float, float], others: Mapping[float, float]
+) -> float | None:
+    """Return the share, of rising ones, from which on we cost more than others; None if not at the last.
+
+    Args:
+        shares: shares of the progress, rising.
+        ours: dollars to reach each.
+        others: dollars of the cheapest other way to reach each.
+    """
+    found = None
+    for share in reversed(shares):
+        if ours[share] <= others[share]:
+            return found
+        found = share
+    return found

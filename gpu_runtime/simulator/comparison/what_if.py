@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.simulator.comparison.break_even import cost_line
 from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.lent_devices import LendingRule, LentDevices
+from gpu_runtime.simulator.lent_devices import LentDevices
 from gpu_runtime.simulator.profile import HighEnd, LowEnd, Profile, WorkloadTimes
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
@@ -60,7 +59,6 @@ class PolicyAnswer:
     """The simulated figures of a policy.
 
     Attributes:
-        policy: the policy.
         figures: figures by name, as `figures_of` names them.
         best: True if it is the recommended policy, which a live run can follow.
         runs: one run in each future.
@@ -85,7 +83,6 @@ class Comparison:
     Attributes:
         config: the workload, and the number of iterations.
         offer: devices that can be rented, and their prices.
-        profile: times of the workload.
         market: arrivals and losses of spot instances.
         futures: number of futures, at least 1.
         seed: seed of the futures; the same seed gives the same figures.
@@ -101,12 +98,7 @@ class Comparison:
     def answers(
         self, policies: Sequence[Policy] = DEFAULT_POLICIES, on_run: Callable[[], None] = lambda: None
     ) -> list[PolicyAnswer]:
-        """Return the figures of policies.
-
-        Args:
-            policies: policies to compare, at least one.
-            on_run: called after every simulated run.
-        """
+        """Return the figures of policies."""
         runs = self.runs(policies, on_run)
         answers = [PolicyAnswer(each, figures_of(runs[each.name]), runs=runs[each.name]) for each in policies]
         best = best_of(answers)
@@ -118,7 +110,7 @@ class Comparison:
         on_run: Callable[[], None] = lambda: None,
         keeps: str = "",
     ) -> dict[str, list[SimulatedRun]]:
-        """Return the runs of each policy, one in each future.
+        """Return the runs of each policy, one a future; those of the policy `keeps` have intervals.
 
         Args:
             policies, on_run: as of `answers`.
@@ -165,8 +157,7 @@ class Comparison:
         replay = None
         if plan.lends:
             free = fleet.serving.free(fleet.spot, self._chance("serving", future))
-            rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.of("spot").step_s)
-            replay = LentDevices(rule, free, fleet.serving.slack_s)
+            replay = LentDevices(fleet.spot, fleet.serving.slack_s, times.of("spot").step_s, free)
         elif fleet.spot:
             # A separate generator: the window is the same whatever the profile draws.
             algorithm = config.algorithm
@@ -202,7 +193,7 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
         "wall_s": [run.wall_s for run in runs],
         "usd": [run.usd for run in runs],
         "iteration_s": [statistics.fmean(run.iterations) / TICKS_PER_S for run in runs],
-        "iteration_usd": [cost_line(run).usd(run.usd_per_hour["spot"]) for run in runs],
+        "iteration_usd": [run.iteration_usd for run in runs],
         "losses": [float(run.losses) for run in runs],
         "drafts_per_iteration": [run.drafts / len(run.iterations) for run in runs],
         **shares,
@@ -258,7 +249,6 @@ def undisturbed(
     """Return the ticks of a run on equal devices that stay, without drafts: by formula, not by simulation.
 
     Args:
-        config: the workload.
         times: times of its parts, for a given number of trainers.
         devices: number of devices that generate, a multiple of every degree, as is the number on each
             instance.

@@ -9,16 +9,10 @@ TERMINATION_PATH = "/latest/meta-data/instance/spot/termination-time"
 
 
 class AlibabaNotices(MetadataWatcher):
-    """Watches the termination time of this instance.
-
-    Args:
-        base_url, timeout_s: see `MetadataWatcher`.
-    """
+    """Watches the termination time of this instance."""
 
     provider = "alibaba"
-
-    def __init__(self, base_url: str = "http://100.100.100.200", timeout_s: float = 2.0) -> None:
-        super().__init__(base_url, timeout_s)
+    url = "http://100.100.100.200"
 
     def poll(self, now: float) -> Notice | None:
         """See `NoticeWatcher`."""

@@ -22,17 +22,11 @@ _TOKEN_LIFE_S = 21_600  # the longest that the service grants
 
 
 class AwsNotices(MetadataWatcher):
-    """Watches the spot action of this instance.
-
-    Args:
-        base_url, timeout_s: see `MetadataWatcher`; a poll makes up to four requests.
-    """
+    """Watches the spot action of this instance; a poll makes up to four requests."""
 
     provider = "aws"
-
-    def __init__(self, base_url: str = "http://169.254.169.254", timeout_s: float = 2.0) -> None:
-        super().__init__(base_url, timeout_s)
-        self._token: str | None = None
+    url = "http://169.254.169.254"
+    _token: str | None = None
 
     def poll(self, now: float) -> Notice | None:
         """See `NoticeWatcher`."""

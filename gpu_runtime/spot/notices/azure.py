@@ -19,14 +19,14 @@ class AzureNotices(MetadataWatcher):
     are ignored. Its first answer after a start may take minutes; until then polls time out.
 
     Args:
-        base_url, timeout_s: see `MetadataWatcher`.
         vm_name: this machine's name in `Resources`; None to ask the service.
     """
 
     provider = "azure"
+    url = "http://169.254.169.254"
 
     def __init__(
-        self, base_url: str = "http://169.254.169.254", timeout_s: float = 2.0, vm_name: str | None = None
+        self, base_url: str | None = None, timeout_s: float = 2.0, vm_name: str | None = None
     ) -> None:
         super().__init__(base_url, timeout_s)
         self._vm_name = vm_name

@@ -15,15 +15,13 @@ class GcpNotices(MetadataWatcher):
     request that hangs forever could not be distinguished from a dead service.
 
     Args:
-        base_url, timeout_s: see `MetadataWatcher`.
         grace_s: seconds from the flag to the loss; Google gives at most 30, and sometimes less.
     """
 
     provider = "gcp"
+    url = "http://metadata.google.internal"
 
-    def __init__(
-        self, base_url: str = "http://metadata.google.internal", timeout_s: float = 2.0, grace_s: float = 30.0
-    ) -> None:
+    def __init__(self, base_url: str | None = None, timeout_s: float = 2.0, grace_s: float = 30.0) -> None:
         super().__init__(base_url, timeout_s)
         self._grace_s = grace_s
         self._first_seen: float | None = None

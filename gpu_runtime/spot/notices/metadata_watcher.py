@@ -32,7 +32,7 @@ class MetadataWatcher:
     """Base class of the watchers that ask a metadata service.
 
     Args:
-        base_url: `http://HOST[:PORT]`, without the paths of the provider.
+        base_url: `http://HOST[:PORT]`, without the paths of the provider; None for the provider's own.
         timeout_s: longest total time of a request in seconds.
 
     Raises:
@@ -40,11 +40,13 @@ class MetadataWatcher:
     """
 
     provider: str
+    url: str
+    """The provider's own base URL."""
 
-    def __init__(self, base_url: str, timeout_s: float = 2.0) -> None:
+    def __init__(self, base_url: str | None = None, timeout_s: float = 2.0) -> None:
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ConfigurationError(f"the time-out is {timeout_s} s; give a number of seconds above 0")
-        self._base_url = checked_url(base_url)
+        self._base_url = checked_url(self.url if base_url is None else base_url)
         self._timeout_s = timeout_s
         # Ignores proxies of the environment: link-local addresses mean this machine, not the proxy.
         self._client = httpx.Client(timeout=timeout_s, trust_env=False)
@@ -85,7 +87,7 @@ class MetadataWatcher:
         return Answer(response.status_code, body.decode("utf-8", errors="replace").strip())
 
     def notice(self, deadline: float | None, now: float, detail: str) -> Notice:
-        """Return a notice of this provider.
+        """Return a notice of this provider, in unix seconds; a deadline that has passed becomes `now`.
 
         Args:
             deadline: seconds since the epoch at which the device ends; one that has passed becomes `now`.
@@ -136,10 +138,7 @@ def json_object(text: str, what: str) -> dict[str, Any]:
 
 
 def unix_seconds(text: object) -> float | None:
-    """Return a provider's time in unix seconds; None if it is neither ISO 8601 nor RFC 1123.
-
-    A time without a time zone is UTC.
-    """
+    """Return an ISO 8601 or RFC 1123 time, UTC unless it names a zone, in unix seconds; else None."""
     if not isinstance(text, str):
         return None
     for parse in (datetime.fromisoformat, parsedate_to_datetime):

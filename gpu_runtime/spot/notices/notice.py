@@ -11,7 +11,6 @@ class Notice:
     """A provider's warning that it will take this machine.
 
     Attributes:
-        provider: name of the provider.
         deadline: earliest time of the loss in unix seconds, never before `received_at`; None if the provider
             gives no readable time. Not part of equality, since a deadline in the past moves with the clock.
         received_at: time at which it was read, in unix seconds; not part of equality either.
@@ -49,4 +48,3 @@ class NoticeWatcher(Protocol):
 
     def close(self) -> None:
         """Release the watcher's resources; closing twice does nothing."""
-        ...

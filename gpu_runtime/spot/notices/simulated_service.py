@@ -24,8 +24,6 @@ class SimulatedService:
         answers: answers by method and path, such as `GET /latest/api/token`.
         otherwise: the answer for any other path.
         asked: method, path and headers of each request.
-        closing: event that is set when the server closes.
-        url: address of the running server.
     """
 
     answers: dict[str, Any] = field(default_factory=dict)

@@ -40,12 +40,7 @@ class PriceHistory:
         return self.usd_per_hour[max(0, bisect_right(self.from_s, at_s) - 1)]
 
     def mean(self, began_s: float, ended_s: float) -> float:
-        """Return the average dollars per hour over an interval; times its length, the cost of a device.
-
-        Args:
-            began_s: beginning of the interval.
-            ended_s: end of the interval, not before its beginning.
-        """
+        """Return the average dollars per hour from `began_s` to `ended_s`, which is no earlier."""
         if ended_s <= began_s:
             return self.price_at(began_s)
         first, last = bisect_right(self.from_s, began_s), bisect_right(self.from_s, ended_s)
@@ -66,7 +61,6 @@ def read_price_history(path: str | Path, zone: str = "") -> dict[PriceMarket, Pr
     seconds, or ISO times (UTC unless they name another zone). The file's first moment becomes 0.
 
     Args:
-        path: path of the file.
         zone: zone whose prices are read; may be empty if the file has only one.
 
     Raises:

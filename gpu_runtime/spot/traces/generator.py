@@ -17,8 +17,6 @@ class TraceShape:
 
     Attributes:
         capacity: number of instances wanted: the trace begins with all of them and never has more.
-        length_s: length of the trace.
-        mean_lifetime_s: mean lifetime of an instance in seconds.
         multi_loss_share: share of the losses that take two or more instances of a zone at once, 0 to 1.
             It is reached only if zones hold a few instances; a nearly empty zone cannot lose several.
         largest_burst: most instances lost at once, 2 or more.

@@ -19,7 +19,6 @@ class TraceEvent:
 
     Attributes:
         at_s: seconds from the beginning of the trace.
-        kind: `add` or `remove`.
         instance: name of the instance; a name may return once it was removed.
     """
 
@@ -144,10 +143,7 @@ class TraceSummary:
     """Figures of a trace.
 
     Attributes:
-        length_s: length of the trace.
-        instances: number of instances that came.
         peak: most instances at once.
-        losses: number of instances removed.
         multi_loss_share: share of the losses that happened at the same time as others; None without losses.
         losses_per_instance_hour: losses over the lifetime of all instances in hours, including those left at
             the end. None without instances.

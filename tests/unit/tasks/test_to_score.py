@@ -10,13 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report import RESULTS
-from gpu_runtime.simulator.comparison.break_even import (
-    CostLine,
-    break_even_discount,
-    cost_line,
-    pays_until,
-    stops_paying,
-)
 from gpu_runtime.simulator.comparison.learning_curves import (
     MILESTONES,
     LearningCurve,
@@ -24,10 +17,17 @@ from gpu_runtime.simulator.comparison.learning_curves import (
     read_curves,
 )
 from gpu_runtime.simulator.comparison.policies import policies_of
-from gpu_runtime.simulator.comparison.to_score import break_even_of, exploration_worth, milestones_of
+from gpu_runtime.simulator.comparison.to_score import (
+    break_even_discount,
+    break_even_of,
+    exploration_worth,
+    milestones_of,
+    pays_until,
+    stops_paying,
+)
 from gpu_runtime.simulator.comparison.what_if import Comparison, PolicyAnswer, figures_of
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.simulated_run import SimulatedRun
+from gpu_runtime.simulator.simulated_run import CostLine, SimulatedRun
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.generator import TraceShape
@@ -116,8 +116,8 @@ def test_a_milestone_keeps_what_is_not_known_of_learning_and_of_the_system_apart
 def test_the_cost_line_of_an_iteration_leaves_the_start_and_evaluations_out():
     run = made(40, 80, iterations=4)
     run.iterations = [HOUR] * 4  # of ten hours
-    assert astuple(cost_line(run)) == pytest.approx((40 * 10 / 10, 80 / 10))
-    assert astuple(cost_line(made(40, 80, runs=2))) == pytest.approx((20.0, 4.0))
+    assert astuple(run.cost_line) == pytest.approx((40 * 10 / 10, 80 / 10))
+    assert astuple(made(40, 80, runs=2).cost_line) == pytest.approx((20.0, 4.0))
 
 
 def test_at_the_break_even_discount_spot_and_on_demand_cost_the_same():

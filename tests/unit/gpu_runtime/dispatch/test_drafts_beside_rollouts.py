@@ -21,8 +21,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.worker.history import HistoryLog, new_life, read_history
-from gpu_runtime.worker.samples_in_flight import SamplesInFlight
+from gpu_runtime.worker.history import read_history
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script
 from tests.tiny_run import request, tiny_config
@@ -68,12 +67,7 @@ class Stage:
     ) -> None:
         self.script = script or Script()
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
-        log = HistoryLog(None, "")
-        if folder is not None:
-            life = new_life(folder)
-            log = HistoryLog(life, "driver")
-            for name, actor in self.fleet.actors.items():
-                actor._samples = SamplesInFlight(SAMPLER, actor._look, HistoryLog(life, name))
+        log = None if folder is None else self.fleet.keep_history(folder, SAMPLER)
         config = tiny_config(runtime={"commit_steps": 1, "lease_s": LEASE_S})
         ended: Any = self.script
         self.loop = Dispatcher(
@@ -83,13 +77,9 @@ class Stage:
         self.source = Listed(drafts)
         self.window = TrainingWindow(SeedPlan(1, {}), WeightsVersion(0))
         limits = DraftLimits(
-            BATCH,
-            {"full": STEPS},
-            {"full": 1.0},
-            self.window,
-            drafts_on=lambda device: device.name != TRAINER,
-            stops_with_training=False,
-        )
+            BATCH, {"full": STEPS}, {"full": 1.0}, self.window,
+            drafts_on=lambda device: device.name != TRAINER, stops_with_training=False,
+        )  # fmt: skip
         version = WeightsVersion(0)
         self.drafts = DraftPhase((), self.source, self.judge, version, limits, self.script.clock)
 
@@ -200,7 +190,7 @@ def test_drafts_that_no_explore_goes_on_with_are_dropped_by_the_next_phase():
     stage.loop.run(stage.fleet, phase)
     assert_all_there(phase.delivered, SAMPLER.generate(evaluation))
     assert stage.values == {} and not stage.loop.busy(TWO)
-    assert stage.loop._scheduler.done() and stage.loop._begun == []
+    assert not stage.loop._scheduler.unfinished() and stage.loop._begun == []
 
 
 def test_a_rollout_that_fails_leaves_nothing_of_the_drafts():
@@ -217,7 +207,7 @@ def test_a_rollout_that_fails_leaves_nothing_of_the_drafts():
     with pytest.raises(RuntimeFailure, match="the trainer's process is gone"):
         stage.roll_out()
     assert not any(stage.loop.busy(name) for name in (TRAINER, ONE, TWO))
-    assert stage.loop._begun == [] and stage.loop._scheduler.done()
+    assert stage.loop._begun == [] and not stage.loop._scheduler.unfinished()
 
 
 def test_a_window_that_is_over_ends_drafts_beside_a_rollout_and_not_the_rollout():

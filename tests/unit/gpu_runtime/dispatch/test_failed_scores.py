@@ -103,10 +103,8 @@ def record_of(scores: list[Score]) -> Any:
     advantages, _ = training_samples(SAMPLES, scores, config.algorithm, "graded")
     plan = SeedPlan(1, {0: (0, 1), 1: (0, 1), 2: (0, 1)})
     rolled = Rollout(plan, 0, [Delivered(sample, "spot-0") for sample in SAMPLES])
-    runtime = SimpleNamespace(
-        counters=Counters(), train_prompts=[],
-        explorer=SimpleNamespace(state=dict),
-    )  # fmt: skip
+    explorer = SimpleNamespace(state=dict)
+    runtime = SimpleNamespace(counters=Counters(), train_prompts=[], explorer=explorer)
     session: Any = SimpleNamespace(run_id="r", config=config, runtime=runtime, take_seconds=dict)
     trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0), advantages, 1)
     return iteration_record(session, rolled, scores, trained, SeedReview(), 0.0, 1.0, Collected())
@@ -124,18 +122,11 @@ def test_an_iterations_record_counts_them_and_has_them_in_no_mean():
     assert (1, 0) not in {(image.prompt_id, image.seed_index) for image in record.sample_images}
 
 
-def test_a_repeat_with_the_same_failures_has_the_same_record():
-    assert record_of(SCORES) == record_of(list(SCORES))
-
-
-def test_the_spread_of_a_rollout_is_of_groups_that_were_judged_whole():
+def test_means_and_spreads_are_of_what_was_judged():
     plan = SeedPlan(1, {0: (0, 1), 1: (0, 1)})
     signal = {(0, 0): 1.0, (0, 1): 0.0, (1, 1): 1.0}
     assert seed_figures(plan, signal, signal)["spread_rollout"] == pytest.approx(0.25)
     assert "spread_rollout" not in seed_figures(plan, {(0, 0): 1.0}, {(0, 0): 1.0})
-
-
-def test_an_evaluation_is_the_mean_of_what_was_judged():
     evaluation = Evaluation(SAMPLES[:3], [score(1.0), FAILED, score(0.5)], 0, [{}] * 3)
     assert (evaluation.score, evaluation.exact) == (pytest.approx(0.75), pytest.approx(0.5))
 

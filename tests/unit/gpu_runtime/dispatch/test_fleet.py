@@ -50,20 +50,13 @@ class Stage:
 
 
 def test_spot_workers_watch_and_are_asked_reserved_ones_are_not():
-    stage = Stage()
-    workers = stage.cluster.workers
-    assert {name: worker.watches for name, worker in workers.items()} == {
-        TRAINER: False,
-        ONE: True,
-        TWO: True,
-    }
+    workers = Stage().cluster.workers
+    watching = {name: worker.watches for name, worker in workers.items()}
+    assert watching == {TRAINER: False, ONE: True, TWO: True}
     assert "notice" in workers[ONE].called and "notice" not in workers[TRAINER].called
-
-
-def test_no_worker_is_asked_where_notices_are_not_watched():
-    stage = Stage("none")
-    stage.drafters(WeightsVersion(1))
-    assert all("notice" not in worker.called for worker in stage.cluster.workers.values())
+    unwatched = Stage("none")
+    unwatched.drafters(WeightsVersion(1))
+    assert all("notice" not in worker.called for worker in unwatched.cluster.workers.values())
 
 
 def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
@@ -148,7 +141,8 @@ def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch
     times.monotonic_s += 7
     stage.cluster.workers["spot-0.1"].open_calls["ready"].set_exception(WorkerLostError("no memory"))
     times.monotonic_s += 2
-    stage.fleet.prepare(SECOND)
+    assert stage.fleet.add_ready_workers() == []
+    assert "spot-0.2" not in stage.cluster.workers, "a phase is not spent on starting workers"
     assert stage.fleet.lost == [ONE]
     [failed] = stage.fleet.failed_starts
     assert failed.in_words == "spot-0 did not start: no memory; it is tried again with the next phase"
@@ -159,7 +153,8 @@ def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch
     assert part.state == "load" and part.ended_at - part.started_at == 7 == paid.paid_s
     assert (event.kind, event.at, event.detail) == ("failed", part.ended_at, "no memory")
     stage.fleet.prepare(SECOND)
-    assert "spot-0.2" in stage.cluster.workers
+    stage.fleet.prepare(SECOND)
+    assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO, "spot-0.2"]
 
 
 def test_what_cannot_start_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch):
@@ -220,13 +215,10 @@ def test_a_jump_of_the_wall_clock_changes_no_bill(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_interval_has_the_price_of_its_device_s_market():
-    stage = Stage()
-    parts = stage.fleet.collector.close().intervals
+    parts = Stage().fleet.collector.close().intervals
     assert {(part.worker, part.market, part.usd_per_hour) for part in parts} == {
-        (TRAINER, "reserved", 10.98),
-        (ONE, "spot", 2.51),
-        (TWO, "spot", 2.51),
-    }
+        (TRAINER, "reserved", 10.98), (ONE, "spot", 2.51), (TWO, "spot", 2.51),
+    }  # fmt: skip
 
 
 def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():
@@ -241,21 +233,24 @@ def lose(stage: Stage, name: str) -> None:
     stage.fleet.on_worker_lost(device, WorkerLostError(f"{name} is gone"))
 
 
-def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_phase_s_weights():
-    stage = Stage()
-    stage.cluster.slow.add("spot-0.1")
+def newcomer(stage: Stage) -> tuple[FakeWorker, Future[Any]]:
+    """The replacement of a lost worker, once it has loaded, and the call that gives it the weights."""
     lose(stage, ONE)
+    stage.cluster.slow.add("spot-0.1")
     (loaded,) = stage.fleet.add_ready_workers()
-    worker = stage.cluster.workers["spot-0.1"]
-    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it is not waited for"
     assert stage.fleet.add_ready_workers() == [loaded], "it is started once"
-
+    worker = stage.cluster.workers["spot-0.1"]
     worker.silent.add("load_weights")
     worker.open_calls["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.add_ready_workers()
-    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it does not pull before it holds the weights"
     assert stage.fleet.add_ready_workers() == [given], "it is given them once"
-    given.set_result("digest of v1")
+    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it is not waited for"
+    return worker, given
+
+
+def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_phase_s_weights():
+    stage = Stage()
+    newcomer(stage)[1].set_result("digest of v1")
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO, "spot-0.1"]
     assert stage.fleet.add_ready_workers() == []
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined")]
@@ -279,18 +274,6 @@ def test_a_device_that_fails_is_replaced_and_settings_that_never_fit_end_the_run
         fail(name)
     with pytest.raises(RuntimeFailure, match=r"4 devices failed.*2 GiB are missing; .*sampling.batch_size"):
         fail(TWO)
-
-
-def newcomer(stage: Stage) -> tuple[FakeWorker, Future[Any]]:
-    """The replacement of a lost worker, once it has loaded, and the call that gives it the weights."""
-    lose(stage, ONE)
-    stage.cluster.slow.add("spot-0.1")
-    stage.fleet.add_ready_workers()
-    worker = stage.cluster.workers["spot-0.1"]
-    worker.silent.add("load_weights")
-    worker.open_calls["ready"].set_result(WorkerReady(1.0))
-    (given,) = stage.fleet.add_ready_workers()
-    return worker, given
 
 
 def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twice():
@@ -318,21 +301,6 @@ def test_a_newcomer_that_dies_while_it_takes_the_weights_is_lost_and_replaced():
     stage.fleet.add_ready_workers()
     assert "spot-0.2" in stage.cluster.workers
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined"), ("spot-0.1", "lost")]
-
-
-def test_what_dies_while_it_loads_is_started_again_with_the_next_phase_only():
-    """What kills one may kill the next: a phase is not spent on starting workers."""
-    stage = Stage()
-    lose(stage, ONE)
-    stage.cluster.slow.add("spot-0.1")
-    stage.fleet.add_ready_workers()
-    stage.cluster.workers["spot-0.1"].open_calls["ready"].set_exception(WorkerLostError("no memory"))
-    assert stage.fleet.add_ready_workers() == []
-    assert "spot-0.2" not in stage.cluster.workers
-    stage.fleet.prepare(FIRST)
-    stage.fleet.prepare(FIRST)
-    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO, "spot-0.2"]
-    assert [kind for worker, kind in stage.events() if worker == "spot-0.1"] == ["failed"]
 
 
 @pytest.mark.parametrize("comes_and_goes", [True, False])
@@ -374,16 +342,9 @@ def test_devices_that_train_together_do_not_draft_and_have_numbers_to_meet_by():
     assert [places[TRAINER].rank, places["reserved-1"].rank] == [0, 1]
     assert places[TRAINER].address == places["reserved-1"].address
     assert places[ONE] is None and places[TWO] is None
-
-
-def test_a_single_trainer_needs_no_rendezvous():
-    assert Stage().cluster.workers[TRAINER].among is None
-
-
-def test_workers_read_the_base_weights():
-    workers = Stage().cluster.workers
-    assert len(workers) >= 2
-    assert {tuple(worker.reads) for worker in workers.values()} == {(tiny_config().model.path,)}
+    alone = Stage().cluster.workers
+    assert alone[TRAINER].among is None, "a single one needs no rendezvous"
+    assert {tuple(worker.reads) for worker in alone.values()} == {(tiny_config().model.path,)}
 
 
 def test_the_loss_of_one_of_several_trainers_ends_them_all():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.scheduling import pull_scheduler
+from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.history import read_history
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script
 from tests.tiny_model import TinyModel
@@ -38,14 +40,16 @@ class Stage:
         names: Sequence[str] = (TRAINER, ONE, TWO),
         commit_steps: int = 1,
         requests: Sequence[SampleRequest] = REQUESTS,
+        folder: Path | None = None,
     ) -> None:
         self.script = script or Script()
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
-        settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
-        config = tiny_config(runtime=settings)
+        config = tiny_config(runtime={"commit_steps": commit_steps, "lease_s": LEASE_S})
         self.phase = SamplePhase(requests, config.sampling)
         ended: Any = self.script
-        self.loop = Dispatcher(config.runtime, config.sampling.batch_size, self.script.clock, ended=ended)
+        log = None if folder is None else self.fleet.keep_history(folder, SAMPLER)
+        batch_size = config.sampling.batch_size
+        self.loop = Dispatcher(config.runtime, batch_size, self.script.clock, log, ended=ended)
 
     def run(self) -> list[Delivered]:
         self.loop.run(self.fleet, self.phase)
@@ -121,36 +125,19 @@ def test_where_steps_are_quick_more_of_them_are_done_before_a_commit(monkeypatch
 def test_what_a_lost_device_had_goes_on_elsewhere_from_its_last_commit(commits: int):
     script = Script(lambda names: ONE if ONE in names else names[0])
     stage = Stage(script)
-
-    def die() -> None:
-        stage.actor(ONE).dead = True
-
-    script.before[commits] = die
+    script.before[commits] = lambda: setattr(stage.actor(ONE), "dead", True)
     assert_all_there(stage.run())
     assert stage.resumed_at() == ([commits] * BATCH if commits else [])
     assert stage.fleet.events == [(ONE, "lost")]
-    assert stage.loop.counters.returned == BATCH
     # The chunk under way went with it: a step of each sample.
-    assert stage.loop.counters.redone_steps == BATCH
+    assert (stage.loop.counters.returned, stage.loop.counters.redone_steps) == (BATCH, BATCH)
     assert stage.fleet.states[ONE] == ["rollout"]
-
-
-def test_without_commits_a_lost_device_s_samples_begin_anew():
-    stage = Stage(commit_steps=STEPS)
-    stage.actor(ONE).dead = True
-    assert_all_there(stage.run())
-    assert stage.resumed_at() == []
-    assert stage.loop.counters.redone_steps == BATCH * STEPS
 
 
 def test_when_all_spot_is_gone_the_trainer_finishes_alone():
     script = Script(first_but(TRAINER))
     stage = Stage(script)
-
-    def die() -> None:
-        stage.actor(ONE).dead = stage.actor(TWO).dead = True
-
-    script.before[4] = die
+    script.before[4] = lambda: [setattr(stage.actor(name), "dead", True) for name in (ONE, TWO)]
     delivered = stage.run()
     assert_all_there(delivered)
     assert stage.fleet.events == [(ONE, "lost"), (TWO, "lost")]
@@ -159,11 +146,13 @@ def test_when_all_spot_is_gone_the_trainer_finishes_alone():
     assert stage.loop.counters.returned == 2 * BATCH
 
 
-def test_the_trainer_s_death_ends_the_phase():
+def test_the_trainer_s_death_or_other_weights_end_the_phase():
     stage = Stage()
     stage.actor(TRAINER).dead = True
     with pytest.raises(RuntimeFailure, match="the trainer's process is gone"):
         stage.run()
+    with pytest.raises(RuntimeFailure, match="holds weights v0, but v2 are asked for"):
+        Stage(requests=[replace(one, policy_version=2) for one in REQUESTS]).run()
 
 
 def test_a_device_that_hangs_is_killed_when_its_lease_expires():
@@ -203,9 +192,9 @@ def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_no_other_
     assert stage.loop.counters.duplicates == 0
 
 
-def test_late_samples_are_dropped_where_another_was_faster():
+def test_late_samples_are_dropped_where_another_was_faster(tmp_path: Path):
     script = Script(lambda names: ONE if ONE in names and len(stage.phase._delivered) == 12 else names[0])
-    stage = Stage(script, names=[TRAINER, ONE], commit_steps=STEPS)
+    stage = Stage(script, names=[TRAINER, ONE], commit_steps=STEPS, folder=tmp_path)
     script.hung.add(ONE)
     stage.actor(ONE).deaf = True
     # The trainer's leases are younger: only the other one expires.
@@ -214,13 +203,16 @@ def test_late_samples_are_dropped_where_another_was_faster():
     delivered = stage.run()
     assert_all_there(delivered)
     assert {d.worker for d in delivered} == {TRAINER}
-    assert stage.loop.counters.duplicates == BATCH
+    report = check_history(read_history(tmp_path))
+    assert report.broken() == [] and report.dropped == stage.loop.counters.duplicates == BATCH
+    assert report.steps_redone == report.steps_done - report.steps_needed == BATCH * STEPS
+    assert [(loss.worker, loss.most) for loss in report.redone] == [(ONE, STEPS)]
 
 
 @pytest.mark.parametrize("looks", [1, 2, 3, 4])
-def test_a_notice_cuts_the_chunk_and_no_step_is_done_again(looks: int):
+def test_a_notice_cuts_the_chunk_and_no_step_is_done_again(tmp_path: Path, looks: int):
     """A device looks before its first step and after each one."""
-    stage = Stage(commit_steps=STEPS)
+    stage = Stage(commit_steps=STEPS, folder=tmp_path)
     stage.actor(ONE).notice_at = lambda look: NOTICE if look >= looks else None
     delivered = stage.run()
     assert_all_there(delivered)
@@ -230,6 +222,10 @@ def test_a_notice_cuts_the_chunk_and_no_step_is_done_again(looks: int):
     assert ONE not in {d.worker for d in delivered}
     assert len(stage.actor(ONE).begun) == 1, "it gets nothing more"
     assert stage.fleet.states[ONE] == ["rollout", "idle"]
+    lines = read_history(tmp_path)
+    assert check_history(lines).steps_redone == 0
+    assert [line.by for line in lines if line.event == "notice"] == [ONE]
+    assert [line.facts["why"] for line in lines if line.event == "back"] == ["notice"]
 
 
 def test_samples_that_are_finished_when_the_notice_comes_are_delivered():
@@ -252,12 +248,9 @@ def test_a_device_that_dies_under_notice_takes_nothing_with_it():
 
 
 def test_a_device_whose_notice_is_withdrawn_pulls_again():
-    def withdrawn(look: int) -> Notice | None:
-        return NOTICE if look == 2 else None
-
     script = Script(lambda names: ONE if ONE in names else names[0])
     stage = Stage(script)
-    stage.actor(ONE).notice_at = withdrawn
+    stage.actor(ONE).notice_at = lambda look: NOTICE if look == 2 else None
     delivered = stage.run()
     assert_all_there(delivered)
     assert stage.fleet.events == [(ONE, "notice"), (ONE, "withdrawn")]
@@ -265,17 +258,18 @@ def test_a_device_whose_notice_is_withdrawn_pulls_again():
     assert stage.resumed_at() == [1] * BATCH
 
 
-def test_a_worker_that_holds_other_weights_ends_the_phase():
-    with pytest.raises(RuntimeFailure, match="holds weights v0, but v2 are asked for"):
-        Stage(requests=[replace(one, policy_version=2) for one in REQUESTS]).run()
+def with_newcomer(script: Script) -> Stage:
+    """A trainer, and a device that is there once the call for its weights has ended."""
+    stage = Stage(script, names=[TRAINER, ONE])
+    device = stage.fleet.withdraw(ONE)
+    loaded = script.start("its weights", lambda: stage.fleet.admit(device))
+    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    return stage
 
 
 def test_a_device_that_comes_in_the_midst_of_a_phase_pulls_and_no_bit_changes():
     script = Script(lambda names: TRAINER if TRAINER in names else names[0])
-    stage = Stage(script, names=[TRAINER, ONE])
-    newcomer = stage.fleet.withdraw(ONE)
-    loaded = script.start("its weights", lambda: stage.fleet.admit(newcomer))
-    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    stage = with_newcomer(script)
     # After two of the trainer's calls the newcomer holds the weights; then it is the faster one.
     script.before[2] = lambda: script.end("its weights")
     script.before[3] = lambda: setattr(script, "choose", lambda names: ONE if ONE in names else names[0])
@@ -289,10 +283,7 @@ def test_a_device_that_comes_in_the_midst_of_a_phase_pulls_and_no_bit_changes():
 def test_a_newcomer_ends_the_wait_for_a_device_that_hangs():
     """No other device has work under way: the loop wakes for the newcomer, before the lease expires."""
     script = Script()
-    stage = Stage(script, names=[TRAINER, ONE])
-    newcomer = stage.fleet.withdraw(ONE)
-    loaded = script.start("its weights", lambda: stage.fleet.admit(newcomer))
-    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    stage = with_newcomer(script)
     script.hung.add(TRAINER)
     seen: list[float] = []
     script.before[3] = lambda: (seen.append(script.now), script.hung.discard(TRAINER))
@@ -302,12 +293,12 @@ def test_a_newcomer_ends_the_wait_for_a_device_that_hangs():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_the_bits_are_the_same(seed: int):
-    """Deaths, notices and hung devices at random moments; the trainer stays."""
+def test_whatever_happens_the_bits_are_the_same_and_the_history_keeps_the_promises(tmp_path, seed: int):
+    """Deaths, notices and hung devices at random moments; the trainer stays. An evaluation comes again."""
     chance = random.Random(seed)
     script = Script(chance.choice)
     names = [TRAINER, *(f"spot-{number}" for number in range(4))]
-    stage = Stage(script, names, commit_steps=chance.choice([1, 2, STEPS]))
+    stage = Stage(script, names, commit_steps=chance.choice([1, 2, STEPS]), folder=tmp_path)
     for name in names[1:]:
         actor, wait = stage.actor(name), chance.randrange(12)
         fate = chance.choice(["dies", "hangs", "deaf", "notice", "lives"])
@@ -320,3 +311,14 @@ def test_whatever_happens_the_bits_are_the_same(seed: int):
             since, until = wait, wait + chance.randrange(12)
             actor.notice_at = lambda look, a=since, b=until: NOTICE if a <= look < b else None
     assert_all_there(stage.run())
+    stage.phase = SamplePhase(REQUESTS, tiny_config().sampling)
+    assert_all_there(stage.run())
+    lines = read_history(tmp_path)
+    report = check_history(lines)
+    if any(actor.deaf for actor in stage.fleet.actors.values()):  # what those do late is done twice
+        assert (report.lost, report.duplicated, report.held_twice) == ((), (), ())
+    else:
+        assert report.broken() == []
+    assert report.requested == 2 * len(REQUESTS)
+    leases = [line.facts["lease"] for line in lines if line.event == "lease"]
+    assert leases == list(range(len(leases)))

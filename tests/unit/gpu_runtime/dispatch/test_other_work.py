@@ -46,9 +46,9 @@ class Parts:
         return {TRAINER: self._script.start(TRAINER, self._work)}
 
 
-def dispatcher(script: Script, names: Sequence[str] = (TRAINER, ONE)) -> SimpleNamespace:
+def dispatcher(script: Script) -> SimpleNamespace:
     config = tiny_config(runtime={"commit_steps": 1, "lease_s": LEASE_S})
-    fleet = FakeGeneratorFleet(names, script, SAMPLER)
+    fleet = FakeGeneratorFleet([TRAINER, ONE], script, SAMPLER)
     loop = Dispatcher(config.runtime, config.sampling.batch_size, script.clock, ended=script)  # type: ignore[arg-type]
     return SimpleNamespace(fleet=fleet, phase=SamplePhase(REQUESTS, config.sampling), loop=loop)
 
@@ -69,11 +69,7 @@ def test_a_trainer_that_finds_nothing_to_roll_out_does_something_else_while_othe
 def test_it_goes_on_rolling_out_what_another_device_has_lost():
     script = Script(trainer_first)
     stage = dispatcher(script)
-
-    def lose() -> None:
-        stage.fleet.actors[ONE].dead = True
-
-    parts = Parts(script, 1, lose)
+    parts = Parts(script, 1, lambda: setattr(stage.fleet.actors[ONE], "dead", True))
     stage.loop.run(stage.fleet, stage.phase, None, parts)
     assert parts.left == 0 and stage.fleet.events == [(ONE, "lost")]
     assert_all_there(stage.phase.delivered)

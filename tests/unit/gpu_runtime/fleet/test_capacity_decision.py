@@ -93,8 +93,7 @@ def test_another_one_pays_while_what_it_saves_is_worth_more_than_its_price():
 
 def test_devices_that_would_idle_are_given_back():
     """Two batches: one device beside the reserved one, whatever is held."""
-    small = IterationForecast(batches=2, batch_s=10.0, rest_s=5.0)
-    decision = decide_capacity(small, TERMS, held=6)
+    decision = decide_capacity(IterationForecast(batches=2, batch_s=10.0, rest_s=5.0), TERMS, held=6)
     assert decision.wanted == 1
     assert decision.reason.startswith(
         "1 spot device instead of 6: the last 5 save 0.0 s of 15.0 s an iteration"
@@ -153,22 +152,20 @@ def test_before_anything_is_measured_all_are_wanted():
     assert measured.forecast(12, 3) == IterationForecast(12, 10.0, 30.0, 0.0, 3)
 
 
-def test_training_beside_the_rollout_is_told_apart():
-    """Of 12 s after the rollout, 10 were training, whose other 20 had passed before."""
-    measured = MeasuredTimes()
+@pytest.mark.parametrize(
+    ("updates", "rest_s", "beside_s", "rest", "train"),
+    [
+        (1, 12.0, 20.0, 2.0, 30.0),  # 10 of the 12 s were training, whose other 20 had passed before
+        (1, 9.0, 20.0, 0.0, 30.0),  # the clocks of both are not read at once
+        # Of 30 s in two updates 15 may begin early: of 25 s 5 were of those, and 15 of the other one.
+        (2, 25.0, 10.0, 20.0, 15.0),
+    ],
+)
+def test_training_beside_the_rollout_is_told_apart(updates, rest_s, beside_s, rest, train):
+    measured = MeasuredTimes(updates)
     measured.add_batch_time(10.0)
-    measured.add_rest(12.0, TrainingTime(whole_s=30.0, beside_s=20.0))
-    assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, 2.0, 0.0, 3, 1, 30.0)
-    measured.add_rest(9.0, TrainingTime(30.0, 20.0))  # the clocks of both are not read at once
-    assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, 1.0, 0.0, 3, 1, 30.0)
-
-
-def test_only_the_first_update_s_training_can_begin_early():
-    """Of 30 s in two updates 15 may. Of 25 s after the rollout 5 were of those, and 15 of the other one."""
-    measured = MeasuredTimes(updates=2)
-    measured.add_batch_time(10.0)
-    measured.add_rest(25.0, TrainingTime(whole_s=30.0, beside_s=10.0))
-    assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, 20.0, 0.0, 3, 1, 15.0)
+    measured.add_rest(rest_s, TrainingTime(30.0, beside_s))
+    assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, rest, 0.0, 3, 1, train)
 
 
 def test_the_newest_iterations_count_by_their_median():

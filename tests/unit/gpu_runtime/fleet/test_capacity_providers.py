@@ -21,7 +21,7 @@ from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity, read_capacity_options
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import CapacityError, ConfigurationError
@@ -44,12 +44,13 @@ def awaited(provider: CapacityProvider, expected: Callable[[], bool]) -> None:
 class TestTrace:
     def test_offers_what_is_there_up_to_what_is_wanted(self):
         now = [0.0]
-        trace = Trace.of(
-            [
-                TraceEvent(0.0, "add", "a"), TraceEvent(0.0, "add", "b"),
-                TraceEvent(5.0, "add", "c"), TraceEvent(9.0, "remove", "a"),
-            ]
-        )  # fmt: skip
+        told: list[tuple[float, EventKind, str]] = [
+            (0.0, "add", "a"),
+            (0.0, "add", "b"),
+            (5.0, "add", "c"),
+            (9.0, "remove", "a"),
+        ]
+        trace = Trace.of([TraceEvent(*event) for event in told])
         provider = TraceCapacity(trace, clock=lambda: now[0])
         assert names(provider) == [], "nothing is wanted yet"
         provider.wanted(3, None)
@@ -65,9 +66,12 @@ class TestTrace:
 
     def test_calls_back_what_it_will_take_and_offers_another_one(self):
         now = [0.0]
-        trace = Trace.of(
-            [TraceEvent(0.0, "add", "a"), TraceEvent(0.0, "add", "b"), TraceEvent(60.0, "remove", "a")]
-        )
+        told: list[tuple[float, EventKind, str]] = [
+            (0.0, "add", "a"),
+            (0.0, "add", "b"),
+            (60.0, "remove", "a"),
+        ]
+        trace = Trace.of([TraceEvent(*event) for event in told])
         provider = TraceCapacity(trace, notice_s=20.0, clock=lambda: now[0])
         provider.wanted(1, None)
         assert provider.offered() == [Offer("a")]
@@ -287,17 +291,31 @@ class TestLending:
             with pytest.raises(ConfigurationError, match=r"runtime\.options\.url"):
                 LendingOptions(url=wrong, timeout_s=0.2).check()
 
-    def test_a_message_that_is_refused_is_reported_and_holds_up_no_other(
-        self, monkeypatch: pytest.MonkeyPatch
-    ):
-        asked: list[str] = []
+
+class TestRefusals:
+    """What a lender answers `/release` with; each test says so many times with which status."""
+
+    CALLED_BACK = ({"instance": "gpu-1", "called_back": "serving needs it"},)
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[str]:
+        status, times, offers = request.param
+        paths: list[str] = []
 
         def answer(request: httpx.Request) -> httpx.Response:
-            asked.append(request.url.path)
-            return httpx.Response(404 if request.url.path == "/release" else 200, json={"instances": []})
+            paths.append(request.url.path)
+            refused = request.url.path == "/release" and paths.count("/release") <= times
+            return httpx.Response(status if refused else 200, json={"instances": offers})
 
         monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
-        provider = LendingCapacity(LendingOptions(url="http://lender"), ask_every_s=0.01)
+        return paths
+
+    def provider(self) -> LendingCapacity:
+        return LendingCapacity(LendingOptions(url="http://lender"), ask_every_s=0.01)
+
+    @pytest.mark.parametrize("asked", [(404, 99, ())], indirect=True)
+    def test_a_message_that_is_refused_is_reported_and_holds_up_no_other(self, asked: list[str]):
+        provider = self.provider()
         provider.release("gpu-9")
         provider.wanted(2, None)
         awaited(provider, lambda: "/wanted" in asked)
@@ -305,17 +323,10 @@ class TestLending:
         assert asked.count("/release") == 1
         assert provider.take_troubles() == ["the lender refused /release {'instance': 'gpu-9'} with 404"]
 
-    def test_an_instance_whose_release_is_refused_is_released_once(self, monkeypatch: pytest.MonkeyPatch):
+    @pytest.mark.parametrize("asked", [(409, 99, CALLED_BACK)], indirect=True)
+    def test_an_instance_whose_release_is_refused_is_released_once(self, asked: list[str]):
         """It would be offered, found to be called back and released again for ever."""
-        asked: list[str] = []
-
-        def answer(request: httpx.Request) -> httpx.Response:
-            asked.append(request.url.path)
-            offers = [{"instance": "gpu-1", "called_back": "serving needs it"}]
-            return httpx.Response(409 if request.url.path == "/release" else 200, json={"instances": offers})
-
-        monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
-        provider = LendingCapacity(LendingOptions(url="http://lender"), ask_every_s=0.01)
+        provider = self.provider()
         awaited(provider, lambda: names(provider) == ["gpu-1"])
         provider.release("gpu-1")
         awaited(provider, lambda: "/release" in asked)
@@ -325,16 +336,9 @@ class TestLending:
         provider.close()
         assert len(provider.take_troubles()) == 1
 
-    def test_a_message_that_is_not_taken_for_now_is_sent_again(self, monkeypatch: pytest.MonkeyPatch):
-        asked: list[str] = []
-
-        def answer(request: httpx.Request) -> httpx.Response:
-            asked.append(request.url.path)
-            busy = request.url.path == "/release" and asked.count("/release") < 3
-            return httpx.Response(429 if busy else 200, json={"instances": []})
-
-        monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
-        provider = LendingCapacity(LendingOptions(url="http://lender"), ask_every_s=0.01)
+    @pytest.mark.parametrize("asked", [(429, 2, ())], indirect=True)
+    def test_a_message_that_is_not_taken_for_now_is_sent_again(self, asked: list[str]):
+        provider = self.provider()
         provider.release("gpu-1")
         awaited(provider, lambda: asked.count("/release") == 3)
         provider.close()

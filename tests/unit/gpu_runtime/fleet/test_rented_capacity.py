@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from threading import Thread, Timer
 from types import SimpleNamespace
@@ -43,26 +43,30 @@ MOST = 3
 class Stage:
     """A fleet of a reserved worker, and a fake provider of spot instances."""
 
-    def __init__(
-        self, provider: FakeCapacity, notices: str = "none", strategy: str = "plain", standbys: int = 0
-    ) -> None:
+    def __init__(self, provider: FakeCapacity, offers: Sequence[Offer] = (), **settings: Any) -> None:
         self.provider = provider
+        provider.offers = list(offers)
         self.cluster = FakeCluster()
-        runtime = {"notices": notices, "spot_workers": MOST, "capacity": "fake", "standby_workers": standbys}
+        strategy = settings.pop("strategy", "plain")
+        runtime = {"spot_workers": MOST, "capacity": "fake", **settings}
         price = {"reserved_usd_per_hour": 10.0, "spot_usd_per_hour": 2.0}
-        exploration = {"strategy": strategy}
-        config = tiny_config(runtime=runtime, price=price, exploration=exploration)
-        self.fleet = Fleet(self.cluster, config)
+        self.fleet = Fleet(
+            self.cluster, tiny_config(runtime=runtime, price=price, exploration={"strategy": strategy})
+        )
         self.fleet.await_ready()
         rented = self.fleet._rented
         assert rented is not None
         self.rented = rented
+        self.busy: set[str] = set()
 
     def prepare(self) -> list[str]:
         """The workers that hold the weights, once all that have loaded are taken in."""
         for _ in range(2):
             self.fleet.prepare(FIRST)
         return [device.name for device in self.fleet.workers(FIRST.version)]
+
+    def call_back(self, place: int, reason: str = "serving needs it") -> None:
+        self.provider.offers[place] = Offer("abc"[place], called_back=reason)
 
     def measured(self, batch_s: float, rest_s: float) -> None:
         for _ in range(5):
@@ -74,6 +78,9 @@ class Stage:
             (event.worker, event.kind, event.detail) for event in self.fleet.collector.close().device_events
         ]
 
+    def prices(self) -> dict[str, float | None]:
+        return {part.worker: part.usd_per_hour for part in self.fleet.collector.close().intervals}
+
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> FakeCapacity:
@@ -84,9 +91,14 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> FakeCapacity:
 
 
 @pytest.fixture
-def stage(provider: FakeCapacity) -> Iterator[Stage]:
-    provider.offers = [Offer("a"), Offer("b"), Offer("c")]
-    yield Stage(provider)
+def stage(provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """Three devices, which are looked at whenever there is a chance."""
+    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
+    made = Stage(provider, [Offer("a"), Offer("b"), Offer("c")])
+    made.prepare()
+    made.fleet.collector.close()
+    monkeypatch.setattr(made.fleet._dispatcher, "busy", lambda worker: worker in made.busy)
+    return made
 
 
 def test_workers_follow_the_offers_up_to_the_settings(provider: FakeCapacity):
@@ -99,9 +111,6 @@ def test_workers_follow_the_offers_up_to_the_settings(provider: FakeCapacity):
 
 
 def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: Stage):
-    assert stage.prepare() == ["reserved-0", "spot-0", "spot-1", "spot-2"]
-    stage.events()
-    stage.fleet.collector.close()
     stage.measured(batch_s=10.0, rest_s=5.0)
     stage.fleet.decide_capacity(8, 4, TrainingTime())  # two batches of four
     assert stage.provider.asked[-1] == 1 and stage.provider.released == ["b", "c"]
@@ -120,57 +129,32 @@ def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: S
     assert done.notes == [] and done.device_events == []
 
 
-def test_a_busy_device_that_leaves_gets_nothing_more_and_ends_once_it_is_free(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-):
-    stage.prepare()
-    busy = {"spot-1"}
-    monkeypatch.setattr(stage.fleet._dispatcher, "busy", lambda worker: worker in busy)
-    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
-    assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
-    assert not stage.cluster.workers["spot-1"].dead and stage.provider.released == []
-    busy.clear()
-    stage.events()
+def test_a_busy_device_that_leaves_gets_nothing_more_and_ends_once_it_is_free(stage: Stage):
+    stage.busy = {"spot-1"}
+    for reason in ("serving needs it", ""):  # a call back that is withdrawn stays final
+        stage.call_back(1, reason)
+        assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
+        assert not stage.cluster.workers["spot-1"].dead and stage.provider.released == []
+    stage.busy.clear()
     stage.prepare()
     assert stage.events() == [("spot-1", "left", "serving needs it")]
     assert stage.cluster.workers["spot-1"].dead and stage.provider.released == ["b"]
 
 
-def test_a_call_back_that_is_withdrawn_stays_final(stage: Stage, monkeypatch: pytest.MonkeyPatch):
-    stage.prepare()
-    busy = {"spot-1"}
-    monkeypatch.setattr(stage.fleet._dispatcher, "busy", lambda worker: worker in busy)
-    for reason in ("serving needs it", ""):
-        stage.provider.offers[1] = Offer("b", called_back=reason)
-        assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
-    busy.clear()
-    stage.events()
-    stage.prepare()
-    assert stage.provider.released == ["b"]
-    assert stage.events() == [("spot-1", "left", "serving needs it")]
-
-
-def test_a_worker_whose_instance_is_gone_is_lost(stage: Stage):
-    stage.prepare()
-    stage.events()
+def test_a_worker_whose_instance_is_gone_is_lost_and_one_that_dies_gives_its_instance_back(stage: Stage):
     stage.provider.offers = stage.provider.offers[1:]
     assert stage.prepare() == ["reserved-0", "spot-1", "spot-2"]
-    assert stage.fleet.lost == ["spot-0"]
     assert stage.events() == [("spot-0", "lost", "the instance of 'spot-0' is gone")]
     stage.provider.offers.append(Offer("d"))
     assert stage.prepare() == ["reserved-0", "spot-1", "spot-2", "spot-0.1"]
-
-
-def test_a_worker_that_dies_gives_its_instance_back(stage: Stage):
-    stage.prepare()
-    stage.cluster.workers["spot-0"].dead = True
+    stage.cluster.workers["spot-1"].dead = True
     stage.fleet.forget_weights()
     stage.prepare()
-    assert stage.fleet.lost == ["spot-0"] and stage.provider.released == ["a"]
+    assert stage.fleet.lost == ["spot-0", "spot-1"] and stage.provider.released[-1] == "b"
 
 
 def test_a_standby_that_dies_in_a_slot_leaves_its_instance_to_the_next_process(provider: FakeCapacity):
-    stage = Stage(provider, standbys=1)
+    stage = Stage(provider, standby_workers=1)
     stage.prepare()
     wait(stage.fleet.standbys._starting)
     standby = stage.cluster.workers["standby-0"]
@@ -196,36 +180,30 @@ def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: FakeCapa
 
 
 def test_a_device_under_notice_is_given_back(provider: FakeCapacity):
-    provider.offers = [Offer("a")]
-    stage = Stage(provider, notices="gcp")
+    stage = Stage(provider, [Offer("a")], notices="gcp")
     stage.prepare()
     stage.events()
     stage.cluster.workers["spot-0"].notice = NOTICE
     assert stage.prepare() == ["reserved-0"]
-    assert [(worker, kind) for worker, kind, _ in stage.events()] == [
-        ("spot-0", "notice"),
-        ("spot-0", "left"),
-    ]
+    assert [event[:2] for event in stage.events()] == [("spot-0", "notice"), ("spot-0", "left")]
     assert provider.released == ["a"]
+
+
+def at_release(stage: Stage, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+    """Have the provider do that once an instance is given back, and call one back."""
+    release = stage.provider.release
+    monkeypatch.setattr(stage.provider, "release", lambda instance: (release(instance), then()))
+    stage.call_back(1)
 
 
 def test_a_device_that_is_called_back_while_others_train_is_given_back_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
     """Training takes minutes on real devices, and nothing else looks at the offers meanwhile."""
-    stage.prepare()
     monkeypatch.setattr(trainers, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
     trainer = stage.cluster.workers["reserved-0"]
     trainer.silent.add("train")
-    release = stage.provider.release
-
-    def release_and_end_training(instance: str) -> None:
-        release(instance)
-        trainer.open_calls["train"].set_result("the report")
-
-    monkeypatch.setattr(stage.provider, "release", release_and_end_training)
-    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    at_release(stage, monkeypatch, lambda: trainer.open_calls["train"].set_result("the report"))
     stage.fleet.trainers._limit_s = 5.0  # without a look, training would end with this
     assert stage.fleet.trainers.ask(Worker.train, []) == "the report"
     assert stage.provider.released == ["b"] and stage.cluster.workers["spot-1"].dead
@@ -234,17 +212,9 @@ def test_a_device_that_is_called_back_while_others_train_is_given_back_at_once(
 def test_a_device_that_is_called_back_while_scorers_work_is_given_back_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
-    stage.prepare()
     monkeypatch.setattr(scoring_pool, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
-    score, release = Future[Score](), stage.provider.release
-
-    def release_and_score(instance: str) -> None:
-        release(instance)
-        score.set_result(Score(0.5, False, "in time"))
-
-    monkeypatch.setattr(stage.provider, "release", release_and_score)
-    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    score = Future[Score]()
+    at_release(stage, monkeypatch, lambda: score.set_result(Score(0.5, False, "in time")))
     too_late = Timer(3.0, lambda: score.set_result(Score(0.0, False, "too late")))
     too_late.start()
     config = tiny_config()
@@ -255,13 +225,9 @@ def test_a_device_that_is_called_back_while_scorers_work_is_given_back_at_once(
     assert stage.provider.released == ["b"]
 
 
-def test_who_asks_the_trainers_beside_a_rollout_takes_no_device_from_it(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-):
+def test_who_asks_the_trainers_beside_a_rollout_takes_no_device_from_it(stage: Stage):
     """A checkpoint is asked for in a thread of its own; two threads must not remove one device."""
-    stage.prepare()
-    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
-    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    stage.call_back(1)
     look = stage.fleet.trainers._look
     assert look is not None
     beside = Thread(target=look)
@@ -275,11 +241,10 @@ def test_who_asks_the_trainers_beside_a_rollout_takes_no_device_from_it(
 def test_only_drafts_beside_training_keep_the_training_thread_from_looking(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):
-    provider.offers = [Offer("a"), Offer("b")]
-    stage = Stage(provider, strategy="stale")
+    stage = Stage(provider, [Offer("a"), Offer("b")], strategy="stale")
     stage.prepare()
     monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
-    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    stage.call_back(1)
     look = stage.fleet.look
     assert look is not None
     with stage.fleet.beside_training():
@@ -299,46 +264,30 @@ def test_an_instance_that_is_called_back_before_it_has_a_worker_is_given_back(pr
     assert stage.prepare() == ["reserved-0"] and provider.released == ["a", "b"], "once each"
 
 
-def test_an_offer_s_price_is_on_the_bill(provider: FakeCapacity):
-    provider.offers = [Offer("a", usd_per_hour=1.25), Offer("b")]
+def test_an_offer_s_price_is_on_the_bill_also_where_it_vanishes_while_its_worker_loads(
+    provider: FakeCapacity,
+):
     stage = Stage(provider)
+    stage.cluster.slow.add("spot-0")
+    provider.offers = [Offer("a", usd_per_hour=1.25), Offer("b")]
     stage.prepare()
-    price = {part.worker: part.usd_per_hour for part in stage.fleet.collector.close().intervals}
-    assert price == {"reserved-0": 10.0, "spot-0": 1.25, "spot-1": 2.0}
+    provider.offers = []
+    stage.prepare()
+    assert stage.prices() == {"reserved-0": 10.0, "spot-0": 1.25, "spot-1": 2.0}
 
 
 def test_how_many_pay_is_decided_by_the_median_of_the_offers_prices(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):
-    used: list[float] = []
-
-    def note(forecast: object, terms: RentingTerms, now: int) -> CapacityDecision:
-        used.append(terms.spot_usd_per_hour)
-        return decide_capacity(None, terms, now)
-
-    monkeypatch.setattr(rented_capacity, "decide_capacity", note)
+    asked = asked_terms(monkeypatch)
     prices = [Offer("a", usd_per_hour=9.0), Offer("b", usd_per_hour=1.0), Offer("c"), Offer("d", 3, 4.0)]
-    provider.offers = prices
-    stage = Stage(provider)
-    assert used == [2.0], "before there is an offer, by the settings"
+    stage = Stage(provider, prices)
     stage.fleet.decide_capacity(64, 10, TrainingTime())
-    assert used == [2.0, 4.0], "the devices' prices are 1, 4, 4, 4 and 9"
+    # Before there is an offer, by the settings; then the devices' prices are 1, 4, 4, 4 and 9.
+    assert [terms.spot_usd_per_hour for _, terms in asked] == [2.0, 4.0]
 
 
-def test_an_instance_that_vanishes_while_its_worker_loads_costs_what_it_was_offered_for(
-    provider: FakeCapacity,
-):
-    stage = Stage(provider)
-    stage.cluster.slow.add("spot-0")
-    provider.offers = [Offer("a", usd_per_hour=1.25)]
-    stage.prepare()
-    provider.offers = []
-    stage.prepare()
-    price = {part.worker: part.usd_per_hour for part in stage.fleet.collector.close().intervals}
-    assert price == {"reserved-0": 10.0, "spot-0": 1.25}
-
-
-def test_what_could_not_be_given_back_at_the_end_is_an_event(
+def test_all_is_given_back_at_the_end_and_what_could_not_be_is_an_event(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):
     fleet = Stage(provider).fleet
@@ -348,12 +297,7 @@ def test_what_could_not_be_given_back_at_the_end_is_an_event(
     store: Any = type("Store", (), {"add_event": lambda self, *event: noted.append(event)})()
     runtime: Any = SimpleNamespace(close=fleet.close, collect=fleet.collector.close)
     close_runtime(runtime, store, "r")
-    assert noted == [("r", "capacity", "a may still be paid for")]
-
-
-def test_all_is_given_back_at_the_end(stage: Stage):
-    stage.fleet.close()
-    assert stage.provider.closed
+    assert noted == [("r", "capacity", "a may still be paid for")] and provider.closed
 
 
 def test_all_is_given_back_if_the_fleet_cannot_be_built(
@@ -363,9 +307,8 @@ def test_all_is_given_back_if_the_fleet_cannot_be_built(
         raise RuntimeFailure("no process")
 
     monkeypatch.setattr(FakeCluster, "start", refuse)
-    provider.offers = [Offer("a")]
     with pytest.raises(RuntimeFailure, match="no process"):
-        Stage(provider)
+        Stage(provider, [Offer("a")])
     assert provider.closed and provider.released == ["a"]
 
 
@@ -385,18 +328,37 @@ def test_the_whole_of_an_evaluation_is_no_part_of_an_iteration(stage: Stage, mon
     assert stage.rented._evaluation_s == 7.0
 
 
+def asked_terms(monkeypatch: pytest.MonkeyPatch) -> list[tuple[IterationForecast | None, RentingTerms]]:
+    """What decisions are asked for, from now on."""
+    asked: list[tuple[IterationForecast | None, RentingTerms]] = []
+
+    def note(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
+        asked.append((forecast, terms))
+        return decide_capacity(forecast, terms, held)
+
+    monkeypatch.setattr(rented_capacity, "decide_capacity", note)
+    return asked
+
+
+def rented_at(provider: FakeCapacity, now: list[float], **changed: Any) -> RentedCapacity:
+    changed["runtime"] = {"spot_workers": MOST, "capacity": "fake"} | changed.get("runtime", {})
+    return RentedCapacity(provider, tiny_config(**changed), clock=lambda: now[0])
+
+
 def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provider: FakeCapacity):
+    """One without a rollout is not measured: what it took is no rest of the iteration before."""
     now = [0.0]
-    config = tiny_config(runtime={"spot_workers": MOST, "capacity": "fake"})
-    rented = RentedCapacity(provider, config, clock=lambda: now[0])
+    rented = rented_at(provider, now)
     rented.decide(8, 3, 1, TrainingTime())
     rented.on_rolled_out([4.0, 6.0, 5.0])
     now[0] = 17.0
     rented.on_evaluated(7.0)
     rented.measured.add_start(3.0)
+    rented.decide(0, 2, 1, TrainingTime())
+    now[0] = 100.0
     rented.decide(8, 2, 1, TrainingTime())
     forecast = rented.measured.forecast(2, 2)
-    assert forecast is not None
+    assert forecast is not None and len(rented.measured._rest_s) == 1
     assert (forecast.batch_s, forecast.rest_s, forecast.start_s) == (5.0, 10.0, 3.0)
 
 
@@ -404,56 +366,27 @@ def test_where_trainers_leave_what_they_train_beside_a_rollout_is_forecast_apart
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):
     """Of 10 s after the rollout 4 were training, 2 s of which had passed before."""
-    now, asked = [0.0], []
-
-    def note(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
-        asked.append(forecast)
-        return decide_capacity(forecast, terms, held)
-
-    monkeypatch.setattr(rented_capacity, "decide_capacity", note)
-    runtime = {"spot_workers": MOST, "capacity": "fake", "trainers_leave": True}
-    config = tiny_config(runtime=runtime, algorithm={"advantage_std": "group"})
-    rented = RentedCapacity(provider, config, clock=lambda: now[0])
+    now, asked = [0.0], asked_terms(monkeypatch)
+    rented = rented_at(provider, now, runtime={"trainers_leave": True}, algorithm={"advantage_std": "group"})
     rented.on_rolled_out([5.0])
     now[0] = 10.0
     rented.decide(8, 2, 1, TrainingTime(whole_s=6.0, beside_s=2.0))
-    assert asked[-1] == IterationForecast(2, 5.0, 6.0, 0.0, 2, trainers=1, train_s=6.0)
+    assert asked[-1][0] == IterationForecast(2, 5.0, 6.0, 0.0, 2, trainers=1, train_s=6.0)
 
 
 def test_spot_devices_are_of_use_beside_training_as_far_as_they_train(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):
     """With three trainers and one reserved device, two of the rented ones train; any number drafts."""
-    asked: list[RentingTerms] = []
-
-    def note(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
-        asked.append(terms)
-        return decide_capacity(forecast, terms, held)
-
-    monkeypatch.setattr(rented_capacity, "decide_capacity", note)
-    runtime = {"spot_workers": MOST, "capacity": "fake", "reserved_workers": 1}
+    asked = asked_terms(monkeypatch)
     lora = {"algorithm": {"gradient_shards": 4}, "adaptation": {"mode": "lora"}}
     for changed, used in (
-        ({"runtime": runtime}, 0.0),
-        ({"runtime": runtime | {"trainer_workers": 3}, **lora}, 2.0),
-        ({"runtime": runtime, "exploration": {"strategy": "stale"}}, math.inf),
+        ({}, 0.0),
+        ({"runtime": {"trainer_workers": 3}, **lora}, 2.0),
+        ({"exploration": {"strategy": "stale"}}, math.inf),
     ):
-        RentedCapacity(provider, tiny_config(**changed))
-        assert asked[-1].used_beside == used
-
-
-def test_an_iteration_without_a_rollout_is_not_measured(provider: FakeCapacity):
-    """All its samples were drafts: what it took is no rest of the iteration before."""
-    now = [0.0]
-    config = tiny_config(runtime={"spot_workers": MOST, "capacity": "fake"})
-    rented = RentedCapacity(provider, config, clock=lambda: now[0])
-    rented.on_rolled_out([5.0])
-    for at_s, requests in ((10.0, 0), (100.0, 8)):
-        now[0] = at_s
-        rented.decide(requests, 2, 1, TrainingTime())
-    forecast = rented.measured.forecast(2, 2)
-    assert forecast is not None and forecast.rest_s == 10.0
-    assert len(rented.measured._rest_s) == 1
+        rented_at(provider, [0.0], **changed)
+        assert asked[-1][1].used_beside == used
 
 
 def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_other():

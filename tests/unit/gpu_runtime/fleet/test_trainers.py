@@ -103,32 +103,11 @@ def test_all_are_asked_the_samples_are_shared_once_and_the_first_answers():
     assert [actor.asked for actor in stage.actors] == [[("train", "reference")]] * 2
     assert stage.shared == [["sample"]]
     assert stage.killed == [False, False]
-
-
-def test_one_alone_is_given_the_samples_themselves():
-    stage = Stage("report")
-    assert stage.trainers.ask(Worker.train, SAMPLES) == "report"
-    assert stage.actors[0].asked == [("train", ["sample"])] and not stage.shared
-
-
-def test_what_needs_the_first_alone_is_asked_of_it_alone():
-    stage = Stage("weights", "weights")
-    assert stage.trainers.ask_leader(Worker.weights) == "weights"
-    assert stage.actors[1].calls == []
-
-
-def test_what_all_refuse_is_raised_and_ends_no_process():
-    stage = Stage(TrainingError("ratio"), TrainingError("ratio"))
-    with pytest.raises(TrainingError, match="ratio"):
-        stage.trainers.ask(Worker.train, SAMPLES)
-    assert stage.killed == [False, False]
-
-
-def test_the_others_do_not_wait_for_one_that_is_gone():
-    stage = Stage(None, WorkerLostError("reserved-1 is gone"))
-    with pytest.raises(RuntimeFailure, match=r"reserved-1 is gone.*nothing committed is lost"):
-        stage.trainers.ask(Worker.train, SAMPLES)
-    assert stage.killed == [True, True]
+    alone = Stage("report")
+    assert alone.trainers.ask(Worker.train, SAMPLES) == "report"
+    assert alone.actors[0].asked == [("train", ["sample"])] and not alone.shared
+    first = Stage("weights", "weights")
+    assert first.trainers.ask_leader(Worker.weights) == "weights" and first.actors[1].calls == []
 
 
 def test_the_cause_is_named_and_not_what_it_led_to():
@@ -142,25 +121,28 @@ def test_the_cause_is_named_and_not_what_it_led_to():
     assert stage.killed == memory.killed == [True, True]
 
 
-def test_a_group_that_broke_without_a_known_loss_ends_the_run():
-    stage = Stage(GroupBrokenError("device 0 lost another"), GroupBrokenError("device 1 lost another"))
-    with pytest.raises(RuntimeFailure, match=r"device 0 lost another.*nothing committed is lost"):
+@pytest.mark.parametrize(
+    ("answers", "error", "says", "ended"),
+    [
+        ([TrainingError("ratio"), TrainingError("ratio")], TrainingError, "ratio", False),
+        (
+            [None, WorkerLostError("two is gone")],
+            RuntimeFailure,
+            "two is gone.*nothing committed is lost",
+            True,
+        ),
+        ([GroupBrokenError("lost two")] * 2, RuntimeFailure, "lost two.*nothing committed is lost", True),
+        ([None, MemoryError("no memory")], MemoryError, "no memory", True),
+        ([None, "report"], RuntimeFailure, "reserved-0 did not answer 'train' in", True),
+    ],
+)
+def test_what_all_refuse_ends_no_process_and_what_one_fails_at_ends_those_that_wait_for_it(
+    answers: list[Any], error: type[Exception], says: str, ended: bool
+):
+    stage = Stage(*answers, limit_s=0.05 if "report" in answers else 300.0)
+    with pytest.raises(error, match=says):
         stage.trainers.ask(Worker.train, SAMPLES)
-    assert stage.killed == [True, True]
-
-
-def test_what_one_fails_at_alone_ends_those_that_wait_for_it():
-    stage = Stage(None, MemoryError("no memory"))
-    with pytest.raises(MemoryError):
-        stage.trainers.ask(Worker.train, SAMPLES)
-    assert stage.killed == [True, True]
-
-
-def test_no_call_waits_beyond_the_limit():
-    stage = Stage(None, "report", limit_s=0.05)
-    with pytest.raises(RuntimeFailure, match=r"reserved-0 did not answer 'train' in"):
-        stage.trainers.ask(Worker.train, SAMPLES)
-    assert stage.killed == [True, True]
+    assert stage.killed == [ended, ended]
 
 
 def test_devices_that_hold_different_weights_end_the_run():
@@ -401,6 +383,14 @@ class Feeding:
         for number in numbers:
             self.feed.note(EXPECTED[number], self.scores[number])
 
+    @classmethod
+    def judged(cls, count: int, **settings: Any) -> Feeding:
+        """A feed that has so many samples with their scores."""
+        stage = cls(**settings)
+        stage.deliver(*range(count))
+        stage.judge(*range(count))
+        return stage
+
     def judge(self, *numbers: int, value: float | None = None, error: str | None = None) -> None:
         for number in numbers:
             self.scores[number].set_result(
@@ -469,18 +459,14 @@ def test_what_is_not_trained_on_is_left_out():
 
 
 def test_advantages_that_depend_on_all_rewards_wait_for_them():
-    stage = Feeding(advantage_std="batch")
-    stage.deliver(*range(16))
-    stage.judge(*range(16))
+    stage = Feeding.judged(16, advantage_std="batch")
     stage.feed.give()
     assert stage.given() == []
     assert stage.take() == {}
 
 
 def test_free_trainers_take_a_group_at_a_time_and_only_all_together():
-    stage = Feeding(trainers=2)
-    stage.deliver(*range(8))
-    stage.judge(*range(8))
+    stage = Feeding.judged(8, trainers=2)
     assert stage.feed.take(stage.devices[:1]) == {}
     taken = stage.take()
     assert list(taken) == ["reserved-0", "reserved-1"]
@@ -502,11 +488,8 @@ def test_the_dispatcher_is_woken_when_a_sample_is_judged():
 
 
 def test_devices_are_booked_as_training_until_all_is_done():
-    stage = Feeding()
-    stage.deliver(*range(8))
-    stage.judge(*range(8))
+    stage = Feeding.judged(8)
     stage.feed.give()
-    assert stage.booked == [("reserved-0", "train")]
     stage.actors[0].calls[1][2].set_result(None)
     assert stage.booked == [("reserved-0", "train")]
     stage.end()
@@ -514,23 +497,13 @@ def test_devices_are_booked_as_training_until_all_is_done():
 
 
 def test_a_trainer_that_rolls_out_again_is_not_booked_as_idle_when_another_ends_its_call():
-    stage = Feeding(trainers=2)
-    stage.deliver(*range(4))
-    stage.judge(*range(4))
+    stage = Feeding.judged(4, trainers=2)
     stage.take()
     stage.actors[0].calls[1][2].set_result(None)
     assert stage.booked[-1] == ("reserved-0", "idle")
     stage.booked.clear()  # the dispatcher gives it a lease
     stage.actors[1].calls[1][2].set_result(None)
     assert stage.booked == [("reserved-1", "idle")]
-
-
-def test_an_iteration_without_training_steps_does_not_tell_how_long_training_takes():
-    stage = Feeding()
-    stage.actors[0].ahead = [SimpleNamespace(training_steps=0)]
-    stage.feed.finish([])
-    stage.feed.expect(REQUESTS, 1)
-    assert stage.feed.left_s is None
 
 
 def finish(stage: Feeding, samples: Sequence[Any]) -> None:
@@ -540,59 +513,44 @@ def finish(stage: Feeding, samples: Sequence[Any]) -> None:
     stage.feed.finish(samples)
 
 
-def test_groups_without_variance_are_trained_on_where_settings_say_so_but_never_alone():
+@pytest.mark.parametrize(("without", "trained"), [(16, ([], True)), (8, ([1, 2, 3], False))])
+def test_groups_without_variance_are_trained_on_where_settings_say_so_but_never_alone(without, trained):
     stage = Feeding(zero_variance_groups="train")
     stage.deliver(*range(16))
-    stage.judge(*range(16), value=0.5)
+    stage.judge(*range(without), value=0.5)
+    stage.judge(*range(without, 16))
     stage.take()
     finish(stage, stage.trained())
-    assert stage.given() == [("add_to_training", [0], True), ("train", [], True)]
-    stage = Feeding(zero_variance_groups="train")
-    stage.deliver(*range(16))
-    stage.judge(*range(8), value=0.5)
-    stage.judge(*range(8, 16))
-    stage.take()
-    finish(stage, stage.trained())
-    assert stage.given() == [("add_to_training", [0], True), ("train", [1, 2, 3], False)]
+    assert stage.given() == [("add_to_training", [0], True), ("train", *trained)]
 
 
-def test_the_rest_goes_with_the_training_steps():
-    stage = Feeding()
-    stage.deliver(*range(16))
-    stage.judge(*range(16))
-    stage.take()
-    finish(stage, stage.trained())
-    assert stage.given() == [("add_to_training", [0], True), ("train", [1, 2, 3], False)]
-
-
-@pytest.mark.parametrize("given", [0, 4])
-def test_other_scores_than_those_given_begin_anew(given: int):
-    stage = Feeding()
-    stage.deliver(*range(16))
-    stage.judge(*range(16))
+@pytest.mark.parametrize(("given", "left_out", "anew"), [(1, None, False), (0, 0, True), (4, 0, True)])
+def test_the_rest_goes_with_the_training_steps_and_other_scores_than_those_given_begin_anew(
+    given: int, left_out: int | None, anew: bool
+):
+    stage = Feeding.judged(16)
     for _ in range(given):
         stage.take()
-    others = [sample for sample in stage.trained() if sample.request.prompt_id != 0]
-    finish(stage, others)
-    assert stage.given()[-1] == ("train", [1, 2, 3], True)
+    finish(stage, [sample for sample in stage.trained() if sample.request.prompt_id != left_out])
+    assert stage.given()[-1] == ("train", [1, 2, 3], anew)
 
 
 def test_what_was_given_of_another_iteration_is_not_trained_on():
-    stage = Feeding()
-    stage.deliver(*range(4))
-    stage.judge(*range(4))
+    stage = Feeding.judged(4)
     stage.take()
     stage.feed.expect(REQUESTS, 1)
     assert stage.devices[0].holds is None, "their weights may be divided"
     assert stage.take() == {}
-    finish(stage, [])
+    stage.end()
+    stage.actors[0].ahead = [SimpleNamespace(training_steps=0)]
+    stage.feed.finish([])
     assert stage.given()[-1] == ("train", [], True)
+    stage.feed.expect(REQUESTS, 2)
+    assert stage.feed.left_s is None, "no step was taken: it does not tell how long training takes"
 
 
 def test_a_trainer_that_has_died_ends_the_training():
-    stage = Feeding()
-    stage.deliver(*range(4))
-    stage.judge(*range(4))
+    stage = Feeding.judged(4)
     stage.take()
     stage.actors[0].calls[1][2].set_exception(WorkerLostError("gone"))
     with pytest.raises(RuntimeFailure, match="trainer's process is gone"):

@@ -33,12 +33,7 @@ FIRST = Weights(WeightsVersion(1), "digest of v1", {})
         ({"reserved_workers": "auto", "spot_workers": 3}, (8, 0), False, (5, 3)),
         ({"reserved_workers": 2, "spot_workers": "auto"}, (8, 0), False, (2, 6)),
         # The devices that train are needed and waited for.
-        (
-            {"reserved_workers": "auto", "spot_workers": "auto", "trainer_workers": 4},
-            (0, 8),
-            True,
-            (4, 8),
-        ),
+        ({"reserved_workers": "auto", "spot_workers": "auto", "trainer_workers": 4}, (0, 8), True, (4, 8)),
         ({"reserved_workers": "auto", "spot_workers": 3}, (1, 0), False, (1, 3)),
     ],
 )

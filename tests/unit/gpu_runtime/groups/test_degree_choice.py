@@ -48,76 +48,55 @@ def degrees(step_s: Mapping[int, float], left: WorkLeft = MANY, before=(), devic
     return [len(group.members) for group in layout.groups]
 
 
-def test_the_first_chunks_are_done_alone():
-    assert degrees({}) == [1, 1, 1, 1]
+ONE_LEFT = WorkLeft((), {"a0": UnderWay(10, 1)})
+TWO_LEFT = WorkLeft((), {"a0": UnderWay(10, 1), "a1": UnderWay(10, 1)})
+LAST_STEP = WorkLeft((), {"a0": UnderWay(10, 9)})
+THREE_LEFT = WorkLeft((10, 10, 10), {})
+SURVIVORS = {name: "a" for name in ("a0", "a2", "a3")}
 
 
-def test_the_next_degree_is_tried_with_all_devices_if_there_is_time_for_it():
-    assert degrees({1: 1.0}, before=ALONE) == [2, 2]
-    short = WorkLeft((1, 1, 1, 1), {})
-    assert degrees({1: 1.0}, short, before=ALONE) == [1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("why", "step_s", "left", "before", "chosen"),
+    [
+        ("the first chunks are done alone", {}, MANY, (), [1, 1, 1, 1]),
+        ("the next degree is tried with all devices", {1: 1.0}, MANY, ALONE, [2, 2]),
+        ("if there is time for it", {1: 1.0}, WorkLeft((1, 1, 1, 1), {}), ALONE, [1, 1, 1, 1]),
+        ("a trial goes on in a phase that becomes short", {1: 1.0},
+         WorkLeft((), {"a0+a1": UnderWay(2, 1)}), PAIRS, [2, 1, 1]),
+        ("many batches, and sharing costs more than it saves", COSTLY, MANY, (), [1, 1, 1, 1]),
+        ("the same of pairs", COSTLY, MANY, PAIRS, [1, 1, 1, 1]),
+        ("sharing is superlinear", SUPERLINEAR, MANY, (), [4]),
+        ("the same of each alone", SUPERLINEAR, MANY, ALONE, [4]),
+        ("idle devices join the last batch", COSTLY, ONE_LEFT, ALONE, [4]),
+        ("idle devices join one batch each", COSTLY, TWO_LEFT, ALONE, [2, 2]),
+        ("one joins though the last ends no sooner", {1: 1.0, 2: 0.6, 4: 0.5}, THREE_LEFT, ALONE, [2, 1, 1]),
+        ("none joins where that hardly helps", {1: 1.0, 2: 0.95}, THREE_LEFT, ALONE, [1, 1, 1, 1]),
+        ("joining takes longer than it saves", COSTLY, LAST_STEP, ALONE, [1, 1, 1, 1]),
+        ("noise moves no device", {1: 1.0, 2: 0.49, 4: 0.247}, MANY, ALONE, [1, 1, 1, 1]),
+        ("noise moves no device", {1: 1.0, 2: 0.51, 4: 0.26}, MANY, ALONE, [1, 1, 1, 1]),
+        ("noise moves no pair", {1: 1.0, 2: 0.49, 4: 0.247}, MANY, PAIRS, [2, 2]),
+        ("noise moves no pair", {1: 1.0, 2: 0.51, 4: 0.26}, MANY, PAIRS, [2, 2]),
+        ("a device that comes joins where that pays", SUPERLINEAR, MANY,
+         [Group("a", ("a0", "a1")), Group("a", ("a2",))], [4]),
+        ("and works alone where it does not", COSTLY, MANY, ALONE[:3], [1, 1, 1, 1]),
+        ("nothing left changes nothing", SUPERLINEAR, WorkLeft((), {}), PAIRS, [2, 2]),
+    ],
+)  # fmt: skip
+def test_how_many_share(why: str, step_s: dict[int, float], left: WorkLeft, before, chosen: list[int]):
+    assert degrees(step_s, left, before=before) == chosen, why
 
 
-def test_a_trial_that_has_begun_goes_on_though_the_phase_becomes_short():
-    assert degrees({1: 1.0}, WorkLeft((), {"a0+a1": UnderWay(2, 1)}), before=PAIRS) == [2, 1, 1]
+def test_survivors_of_a_loss_share_on_where_that_pays_and_none_lay_out_nothing():
+    assert degrees(SUPERLINEAR, before=ALL, devices=SURVIVORS) == [2, 1]
+    assert degrees(COSTLY, before=ALL, devices=SURVIVORS) == [1, 1, 1]
+    assert degrees(COSTLY, ONE_LEFT, before=ALONE, regroup_s=3.0) == [1, 1, 1, 1]
+    assert choose_layout({}, ALONE, MANY, step_times(COSTLY), DEGREES).groups == ()
 
 
 def test_a_larger_degree_is_tried_only_if_the_last_made_steps_faster():
     assert degree_to_try(FOUR, step_times({1: 1.0, 2: 0.8}), DEGREES) == 4
     assert degree_to_try(FOUR, step_times({1: 1.0, 2: 0.95}), DEGREES) is None
     assert degree_to_try({"a0": "a", "b0": "b"}, step_times({1: 1.0}), DEGREES) is None
-
-
-def test_with_many_batches_each_device_works_alone_where_sharing_costs_more_than_it_saves():
-    assert degrees(COSTLY) == [1, 1, 1, 1]
-    assert degrees(COSTLY, before=PAIRS) == [1, 1, 1, 1]
-
-
-def test_with_many_batches_all_share_where_sharing_is_superlinear():
-    assert degrees(SUPERLINEAR) == [4]
-    assert degrees(SUPERLINEAR, before=ALONE) == [4]
-
-
-def test_with_few_batches_idle_devices_join():
-    assert degrees(COSTLY, WorkLeft((), {"a0": UnderWay(10, 1)}), before=ALONE) == [4]
-    two = WorkLeft((), {"a0": UnderWay(10, 1), "a1": UnderWay(10, 1)})
-    assert degrees(COSTLY, two, before=ALONE) == [2, 2]
-
-
-def test_an_idle_device_joins_one_of_several_though_the_last_ends_no_sooner():
-    three = WorkLeft((10, 10, 10), {})
-    assert degrees({1: 1.0, 2: 0.6, 4: 0.5}, three, before=ALONE) == [2, 1, 1]
-    assert degrees({1: 1.0, 2: 0.95}, three, before=ALONE) == [1, 1, 1, 1]
-
-
-def test_no_device_joins_where_that_takes_longer_than_it_saves():
-    last = WorkLeft((), {"a0": UnderWay(10, 9)})
-    assert degrees(COSTLY, last, before=ALONE) == [1, 1, 1, 1]
-    slow = WorkLeft((), {"a0": UnderWay(10, 1)})
-    assert degrees(COSTLY, slow, before=ALONE, regroup_s=3.0) == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(("before", "stay"), [(ALONE, [1, 1, 1, 1]), (PAIRS, [2, 2])])
-def test_a_gain_within_the_noise_moves_no_device(before: list[Group], stay: list[int]):
-    assert degrees({1: 1.0, 2: 0.49, 4: 0.247}, before=before) == stay
-    assert degrees({1: 1.0, 2: 0.51, 4: 0.26}, before=before) == stay
-
-
-def test_survivors_of_a_loss_share_on_where_that_pays():
-    left = {name: "a" for name in ("a0", "a2", "a3")}
-    assert degrees(SUPERLINEAR, before=ALL, devices=left) == [2, 1]
-    assert degrees(COSTLY, before=ALL, devices=left) == [1, 1, 1]
-
-
-def test_a_device_that_comes_works_alone_until_joining_pays():
-    three = [Group("a", ("a0", "a1")), Group("a", ("a2",))]
-    assert degrees(SUPERLINEAR, before=three) == [4]
-    assert degrees(COSTLY, before=ALONE[:3]) == [1, 1, 1, 1]
-
-
-def test_nothing_left_changes_nothing():
-    assert degrees(SUPERLINEAR, WorkLeft((), {}), before=PAIRS) == [2, 2]
-    assert choose_layout({}, ALONE, MANY, step_times(COSTLY), DEGREES).groups == ()
 
 
 STEP_S = {1: 1.0, 2: 0.6}
@@ -135,38 +114,25 @@ def waiting(*steps: int) -> WorkLeft:
     return WorkLeft(steps, {})
 
 
-def test_batches_are_pulled_by_the_free_group():
-    assert phase_end_s(TWO, TWO, waiting(10, 10, 10), STEP_S, 0.5) == 20
-
-
-def test_a_group_that_is_to_be_formed_takes_its_time_and_one_device_takes_none():
-    assert phase_end_s(PAIR, TWO, waiting(10), STEP_S, 0.5) == pytest.approx(6.5)
-    assert phase_end_s(PAIR, PAIR, waiting(10), STEP_S, 0.5) == pytest.approx(6)
-    assert phase_end_s(TWO, PAIR, waiting(10), STEP_S, 0.5) == 10
-
-
-def test_what_is_begun_is_done_by_the_old_group_and_the_rest_goes_on_in_the_new_one():
-    left = WorkLeft((), {"a1": UnderWay(10, 2)})
-    # Two steps alone, half a second of forming, eight steps together.
-    assert phase_end_s(PAIR, TWO, left, STEP_S, 0.5) == pytest.approx(2 + 0.5 + 8 * 0.6)
-    assert phase_end_s(TWO, TWO, left, STEP_S, 0.5) == 10
-
-
-def test_a_batch_that_is_nearly_done_is_waited_for():
-    left = WorkLeft((), {"a1": UnderWay(2, 2)})
-    assert phase_end_s(PAIR, TWO, left, STEP_S, 0.5) == 2
-
-
-def test_what_comes_back_is_taken_before_what_waits():
-    left = WorkLeft((10,), {"a0": UnderWay(4, 1), "a1": UnderWay(4, 4)})
-    # Together from 4.5 on: 3 steps of what a0 had, then 10.
-    assert phase_end_s(PAIR, TWO, left, STEP_S, 0.5) == pytest.approx(4.5 + 13 * 0.6)
-
-
-def test_of_many_batches_the_first_count_by_their_steps_alone():
-    played = phase_end_s(TWO, TWO, waiting(*[10] * 16), STEP_S, 0.5)
-    assert played == 80
-    assert phase_end_s(TWO, TWO, waiting(*[10] * 1016), STEP_S, 0.5) == pytest.approx(5080)
+@pytest.mark.parametrize(
+    ("groups", "standing", "left", "end_s"),
+    [
+        (TWO, TWO, waiting(10, 10, 10), 20),  # batches are pulled by the free group
+        (PAIR, TWO, waiting(10), 6.5),  # a group that is to be formed takes its time
+        (PAIR, PAIR, waiting(10), 6),
+        (TWO, PAIR, waiting(10), 10),  # one device takes none
+        # Two steps alone, half a second of forming, eight steps together.
+        (PAIR, TWO, WorkLeft((), {"a1": UnderWay(10, 2)}), 2 + 0.5 + 8 * 0.6),
+        (TWO, TWO, WorkLeft((), {"a1": UnderWay(10, 2)}), 10),
+        (PAIR, TWO, WorkLeft((), {"a1": UnderWay(2, 2)}), 2),  # nearly done, it is waited for
+        # What comes back is taken before what waits. Together from 4.5 on: 3 steps of what a0 had, then 10.
+        (PAIR, TWO, WorkLeft((10,), {"a0": UnderWay(4, 1), "a1": UnderWay(4, 4)}), 4.5 + 13 * 0.6),
+        (TWO, TWO, waiting(*[10] * 16), 80),
+        (TWO, TWO, waiting(*[10] * 1016), 5080),  # of many batches the first count by their steps alone
+    ],
+)
+def test_when_a_phase_ends(groups: list[Group], standing: list[Group], left: WorkLeft, end_s: float):
+    assert phase_end_s(groups, standing, left, STEP_S, 0.5) == pytest.approx(end_s)
 
 
 def test_a_degree_that_is_not_measured_counts_as_the_slowest():
@@ -180,14 +146,15 @@ def noted(times: list[float], degree: int = 2, first: bool = False) -> StepTimeT
     return step_times
 
 
-def test_a_degree_is_known_by_the_median_of_its_times():
-    assert noted([1.0]).known == {}
-    assert noted([1.0, 3.0]).known == {2: 2.0}
-    assert noted([1.0, 50.0, 3.0]).known == {2: 3.0}
-
-
-def test_only_the_newest_times_count():
-    assert noted([9.0] * KEPT + [1.0] * KEPT).known == {2: 1.0}
+@pytest.mark.parametrize(
+    ("times", "known"),
+    [
+        ([1.0], {}), ([1.0, 3.0], {2: 2.0}), ([1.0, 50.0, 3.0], {2: 3.0}),
+        ([9.0] * KEPT + [1.0] * KEPT, {2: 1.0}), ([0.0] * 5, {}), ([-1.0] * 5, {}), ([math.nan] * 5, {}),
+    ],
+)  # fmt: skip
+def test_a_degree_is_known_by_the_median_of_its_newest_times(times: list[float], known: dict[int, float]):
+    assert noted(times).known == known
 
 
 def test_first_chunks_count_only_while_there_are_no_others():
@@ -200,26 +167,14 @@ def test_first_chunks_count_only_while_there_are_no_others():
     assert step_times.known == {2: 1.0}
 
 
-@pytest.mark.parametrize("step_s", [0.0, -1.0, math.nan])
-def test_what_is_no_time_is_no_measurement(step_s: float):
-    assert noted([step_s] * 5).known == {}
-
-
-def test_forming_a_group_is_guessed_until_it_is_measured():
-    step_times = StepTimeTable()
-    assert step_times.regroup_s == REGROUP_GUESS_S
-    for seconds in (0.1, 0.2, 0.9):
-        step_times.note_regroup(seconds)
-    assert step_times.regroup_s == 0.2
-
-
-def test_a_device_s_first_group_says_nothing_of_the_next_ones():
+def test_forming_a_group_is_guessed_until_it_is_measured_and_a_device_s_first_one_says_nothing():
     step_times = StepTimeTable()
     step_times.note_regroup(5.0, ("a", "b"))
     step_times.note_regroup(5.0, ("a", "c"))
     assert step_times.regroup_s == REGROUP_GUESS_S
-    step_times.note_regroup(0.1, ("b", "c"))
-    assert step_times.regroup_s == 0.1
+    for seconds in (0.1, 0.2, 0.9):
+        step_times.note_regroup(seconds, ("b", "c"))
+    assert step_times.regroup_s == 0.2
 
 
 def test_what_has_changed_is_told_once_it_is_known():

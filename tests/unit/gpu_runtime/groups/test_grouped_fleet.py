@@ -107,13 +107,11 @@ class Stage:
             self.groups = MeasuredFleet(
                 self.fleet, WeightsVersion(0), measured, DEGREES, *rest, self.script.clock
             )
-        settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
-        config = tiny_config(runtime=settings)
+        config = tiny_config(runtime={"commit_steps": commit_steps, "lease_s": LEASE_S})
         driver = HistoryLog(history and new_life(history), "driver")
         ended: Any = self.script
-        self.loop = Dispatcher(
-            config.runtime, config.sampling.batch_size, self.script.clock, driver, ended=ended
-        )
+        batch_size = config.sampling.batch_size
+        self.loop = Dispatcher(config.runtime, batch_size, self.script.clock, driver, ended=ended)
         self.phase = SamplePhase(REQUESTS, config.sampling)
 
     def run(self) -> list[Delivered]:
@@ -215,13 +213,6 @@ def test_a_chunk_that_the_leader_has_answered_counts_though_another_member_died_
     assert stage.loop.counters.redone_steps <= BATCH
 
 
-def test_the_trainer_s_death_ends_the_phase():
-    stage = Stage()
-    stage.actor(TRAINER).dead = True
-    with pytest.raises(RuntimeFailure, match="the trainer's process is gone"):
-        stage.run()
-
-
 def test_a_member_that_hangs_is_killed_and_the_others_are_not():
     stage = Stage(step_s=FOURS)
     stage.when(lambda: stage.loop.counters.commits >= 1, lambda: stage.script.hung.add(TWO))
@@ -305,12 +296,9 @@ class Phase:
     """One phase of a run of four devices that take played time."""
 
     def __init__(
-        self,
-        step_s: dict[int, float],
-        batches: int,
-        step_times: StepTimeTable | None = None,
+        self, step_s: dict[int, float], batches: int, step_times: StepTimeTable | None = None,
         fixed: dict | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         time = self.time = VirtualTime(step_s, JOIN_S)
         self.fleet = VirtualTimeFleet(NAMES, time, SAMPLER)
         rendezvous = FakeRendezvous(self.fleet.actors, time)
@@ -322,9 +310,8 @@ class Phase:
             self.groups = MeasuredFleet(
                 self.fleet, WeightsVersion(0), self.step_times, DEGREES, *rest, time.clock
             )
-        settings = {"commit_steps": 1, "lease_s": LEASE_S}
         self.requests = requests(batches)
-        config = tiny_config(runtime=settings)
+        config = tiny_config(runtime={"commit_steps": 1, "lease_s": LEASE_S})
         self.loop = Dispatcher(config.runtime, config.sampling.batch_size, time.clock, ended=time)  # type: ignore[arg-type]
         self.phase = SamplePhase(self.requests, config.sampling)
         self.loop.run(self.groups, self.phase)

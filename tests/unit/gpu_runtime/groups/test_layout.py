@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first, plan_layout
@@ -19,52 +21,25 @@ def members(layout: Layout) -> list[str]:
     return ["".join(group.members) for group in layout.groups]
 
 
-def test_one_sequence_is_shared_by_the_whole_instance():
-    assert members(plan_layout(devices(a=4), STEP_S, at_once=1)) == ["a0a1a2a3"]
-
-
-def test_many_sequences_get_a_device_each():
-    assert members(plan_layout(devices(a=4), STEP_S)) == ["a0", "a1", "a2", "a3"]
-
-
-def test_the_faster_instance_gets_the_only_sequence():
-    assert members(plan_layout(devices(a=2, b=4), STEP_S, at_once=1)) == ["a0", "a1", "b0b1b2b3"]
-
-
-def test_after_a_loss_survivors_form_the_largest_useful_group_and_the_odd_one_works_alone():
-    before = [Group("a", ("a0", "a1", "a2", "a3"))]
-    left = {name: "a" for name in ("a0", "a2", "a3")}
-    layout = plan_layout(left, STEP_S, before, at_once=1)
-    assert members(layout) == ["a0a2", "a3"]
-    assert layout.idle == ()
-
-
-def test_without_degree_one_the_odd_device_is_idle():
-    layout = plan_layout(devices(a=3), {2: 0.5}, at_once=1)
-    assert members(layout) == ["a0a1"]
-    assert layout.idle == ("a2",)
-
-
-def test_an_arrival_lets_the_group_grow_and_keeps_its_leader():
-    before = [Group("a", ("a2", "a1")), Group("a", ("a3",))]
-    assert members(plan_layout(devices(a=4), STEP_S, before, at_once=1)) == ["a2a1a3a0"]
-
-
-def test_groups_that_are_as_good_stay():
-    before = [Group("a", ("a3", "a1")), Group("b", ("b0", "b1"))]
-    layout = plan_layout(devices(a=4, b=2), {2: 0.5}, before)
-    assert before[0] in layout.groups and before[1] in layout.groups
-    assert members(layout) == ["a0a2", "a3a1", "b0b1"]
-
-
-def test_noise_of_measured_times_moves_no_device():
-    before = [Group("a", ("a0", "a1"))]
-    layout = plan_layout(devices(a=2), {1: 1.0, 2: 0.50001}, before)
-    assert members(layout) == ["a0a1"]
-
-
-def test_nothing_lives_and_nothing_is_laid_out():
-    assert plan_layout({}, STEP_S) == Layout((), ())
+@pytest.mark.parametrize(
+    ("live", "step_s", "before", "at_once", "groups", "idle"),
+    [
+        (devices(a=4), STEP_S, (), 1, "a0a1a2a3", ()),  # one sequence is shared by the whole instance
+        (devices(a=4), STEP_S, (), None, "a0 a1 a2 a3", ()),  # many get a device each
+        (devices(a=2, b=4), STEP_S, (), 1, "a0 a1 b0b1b2b3", ()),  # the faster instance gets the only one
+        # Survivors of a loss form the largest useful group, and the odd one works alone,
+        ({name: "a" for name in ("a0", "a2", "a3")}, STEP_S, ["a0a1a2a3"], 1, "a0a2 a3", ()),
+        (devices(a=3), {2: 0.5}, (), 1, "a0a1", ("a2",)),  # or is idle, where degree one is none.
+        (devices(a=4), STEP_S, ["a2a1", "a3"], 1, "a2a1a3a0", ()),  # a group grows and keeps its leader
+        (devices(a=4, b=2), {2: 0.5}, ["a3a1", "b0b1"], None, "a0a2 a3a1 b0b1", ()),  # as good ones stay
+        (devices(a=2), {1: 1.0, 2: 0.50001}, ["a0a1"], None, "a0a1", ()),  # noise moves no device
+        ({}, STEP_S, (), None, "", ()),
+    ],
+)
+def test_who_shares_with_whom(live, step_s, before, at_once, groups: str, idle: tuple[str, ...]):
+    standing = [Group(of[0], tuple(re.findall("..", of))) for of in before]
+    layout = plan_layout(live, step_s, standing, at_once=at_once)
+    assert (" ".join(members(layout)), layout.idle) == (groups, idle)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +76,7 @@ def test_every_change_is_an_epoch_with_its_own_keys():
     assert second.dissolved == first.formed
 
 
-def test_a_group_that_stays_keeps_its_number():
+def test_a_group_that_stays_keeps_its_number_and_no_change_is_no_epoch():
     registry = GroupRegistry()
     registry.follow(groups_of("ab", "cd"))
     change = registry.follow(groups_of("ab", "c"))
@@ -109,13 +84,8 @@ def test_a_group_that_stays_keeps_its_number():
     assert [group.members for group in change.formed] == [("c",)]
     assert change.idle == ("d",)
     assert [group.epoch for group in registry.groups] == [1, 2]
-
-
-def test_no_change_is_no_epoch():
-    registry = GroupRegistry()
-    registry.follow(groups_of("ab"))
-    assert registry.follow(groups_of("ab")) is None
-    assert registry.epoch == 1
+    assert registry.follow(groups_of("ab", "c")) is None
+    assert registry.epoch == 2
 
 
 def test_a_broken_group_is_formed_again_with_the_same_members():
@@ -127,14 +97,11 @@ def test_a_broken_group_is_formed_again_with_the_same_members():
     assert change.formed[0].epoch == 2
 
 
-def test_no_worker_is_in_two_groups():
-    with pytest.raises(SchedulingError, match="b would be in two groups"):
-        GroupRegistry().follow(groups_of("ab", "bc"))
-
-
-def test_a_stranger_has_no_rank():
+def test_a_stranger_has_no_rank_and_no_worker_is_in_two_groups():
     registry = GroupRegistry()
     registry.follow(groups_of("ab"))
     assert registry.groups[0].rank("b") == 1
     with pytest.raises(SchedulingError, match="'c' is not in group"):
         registry.groups[0].rank("c")
+    with pytest.raises(SchedulingError, match="b would be in two groups"):
+        GroupRegistry().follow(groups_of("ab", "bc"))

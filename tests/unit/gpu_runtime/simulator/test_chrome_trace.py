@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from gpu_runtime.simulator.chrome_trace import chrome_trace
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
-from tests.simulated import simulated, small_config
+from tests.simulated import simulated, small_config, spot_trace
 
-LOST = Trace((TraceEvent(0.0, "add", "s"), TraceEvent(24.5, "remove", "s")), 1000.0)
-"""The run of `test_simulated_run.py::test_a_lost_device_s_batch_goes_on_from_its_commit`."""
+LOST = spot_trace((0.0, "add", "s"), (24.5, "remove", "s"))
+"""The run of `test_simulated_run.py::test_a_spot_device_s_part`."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def spans(trace: dict[str, Any], track: str) -> list[tuple[str, float, float]]:
     ]
 
 
-def test_each_device_has_a_track_with_its_states(trace: dict[str, Any]):
+def test_devices_and_the_run_have_tracks_and_a_loss_is_a_moment(trace: dict[str, Any]):
     assert spans(trace, "reserved-0") == [
         ("load", 0, 10), ("load", 10, 12), ("rollout", 12, 20), ("idle", 20, 21),
         ("rollout", 21, 43), ("idle", 43, 44), ("train", 44, 60),
@@ -46,18 +45,15 @@ def test_each_device_has_a_track_with_its_states(trace: dict[str, Any]):
     assert spans(trace, "spot-0") == [
         ("load", 0, 10), ("load", 10, 12), ("idle", 12, 21), ("rollout", 21, 24.5),
     ]  # fmt: skip
-
-
-def test_the_run_s_own_track_has_its_iterations(trace: dict[str, Any]):
     assert spans(trace, "run") == [
         ("evaluation after 0", 0, 21), ("iteration 1", 21, 60), ("evaluation after 1", 60, 71),
     ]  # fmt: skip
-
-
-def test_what_happened_to_a_spot_device_is_a_moment(trace: dict[str, Any]):
     moments = [event for event in trace["traceEvents"] if event["ph"] == "i"]
     assert [(event["name"], event["ts"] / 1e6) for event in moments] == [("joined", 10), ("lost", 24.5)]
     assert {tracks(trace)[event["pid"], event["tid"]] for event in moments} == {"spot-0"}
+    assert trace["otherData"] == {"evidence": "simulated", "policy": "spot"}
+    processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    assert processes == ["simulated run", "simulated reserved devices", "simulated spot devices"]
 
 
 def test_events_carry_iteration_phase_and_dollars_that_sum_to_the_bill(trace: dict[str, Any]):
@@ -68,12 +64,6 @@ def test_events_carry_iteration_phase_and_dollars_that_sum_to_the_bill(trace: di
     assert training == {"iteration": 1, "phase": "iteration", "usd": pytest.approx(16 * 10 / 3600)}
     first = next(event["args"] for event in devices if event["name"] == "load")
     assert (first["iteration"], first["phase"]) == (0, "evaluation")
-
-
-def test_it_says_that_it_is_simulated(trace: dict[str, Any]):
-    assert trace["otherData"] == {"evidence": "simulated", "policy": "spot"}
-    processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
-    assert processes == ["simulated run", "simulated reserved devices", "simulated spot devices"]
 
 
 def test_a_device_s_states_follow_each_other_without_a_gap_over_many_iterations():
@@ -93,7 +83,7 @@ def test_evaluations_of_two_runs_that_share_devices_come_after_the_iteration_of_
 
 
 def test_devices_are_numbered_as_they_are_called():
-    trace = Trace(tuple(TraceEvent(0.0, "add", f"s{number}") for number in range(11)), 1000.0)
+    trace = spot_trace(*((0.0, "add", f"s{number}") for number in range(11)))
     run = simulated(small_config(iterations=1), 1, 11, trace, keeps_intervals=True)
     names = list(tracks(chrome_trace(run, {})).values())
     assert names == ["run", "reserved-0", *(f"spot-{number}" for number in range(11))]

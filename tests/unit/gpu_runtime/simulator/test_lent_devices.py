@@ -9,54 +9,54 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.lent_devices import LendingRule, LentDevices, ServingLoad
+from gpu_runtime.simulator.lent_devices import LOOK_EVERY_S, LentDevices, ServingLoad
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from tests.simulated import small_config, times_of
 
 
+def lent_by(looks: list[int | None], devices: int, slack_s: float = 2.0) -> list[int]:
+    """How many devices are lent after each look at those that are free; None is where training begins."""
+    free = [look for look in looks if look is not None]
+    lender = LentDevices(devices, slack_s, 1.0, lambda at_s: free[round(at_s / LOOK_EVERY_S)])
+    found = [0]
+    for look in looks:
+        if look is None:
+            lender.on_training()
+            continue
+        kinds = [step.kind for step in lender.due((len(found) - 1) * LOOK_EVERY_S)]
+        found.append(found[-1] + kinds.count("add") - kinds.count("notice"))
+    return found[1:]
+
+
 def test_all_free_devices_are_lent_until_a_cut_and_none_more_before_the_next_training():
-    rule = LendingRule(devices=6, slack_s=2.0, step_s=1.0)
-    assert [rule.look(free) for free in (4, 8, 5)] == [4, 6, 3], (
-        "five are free of six lent: half of them stay"
-    )
-    assert rule.look(6) == 3, "frozen"
-    assert rule.look(1) == 1, "half of three, and one is free"
-    rule.on_training()
-    assert rule.look(6) == 6
-
-
-def test_a_cut_leaves_no_more_than_are_free():
-    rule = LendingRule(devices=8, slack_s=2.0, step_s=1.0)
-    assert [rule.look(8), rule.look(2)] == [8, 2]
+    """Five are free of six lent: half of them stay. Later half of three, and one is free."""
+    assert lent_by([4, 8, 5, 6, 1, None, 6], devices=6) == [4, 6, 3, 3, 1, 6]
+    assert lent_by([8, 2], devices=8) == [8, 2], "no more than are free"
+    assert lent_by([4], devices=4, slack_s=1.0) == [0], "no request can wait for a step"
 
 
 @given(st.integers(1, 8), st.lists(st.one_of(st.integers(0, 10), st.none()), max_size=30))
 def test_never_more_than_are_free_and_no_growth_between_a_cut_and_the_next_training(
     devices: int, looks: list[int | None]
 ):
-    rule, frozen = LendingRule(devices, slack_s=2.0, step_s=1.0), False
-    for free in looks:  # None where the run begins to train
+    found, before, frozen = iter(lent_by(looks, devices)), 0, False
+    for free in looks:
         if free is None:
-            rule.on_training()
             frozen = False
             continue
-        before = rule.lent
-        lent = rule.look(free)
+        lent = next(found)
         assert 0 <= lent <= min(free, devices)
         assert lent <= before or not frozen
         frozen = frozen or lent < before
         assert frozen or lent == min(free, devices)
-
-
-def test_nothing_is_lent_where_a_request_cannot_wait_for_a_step():
-    assert LendingRule(devices=4, slack_s=1.0, step_s=1.0).look(4) == 0
+        before = lent
 
 
 def test_devices_come_are_warned_and_go_when_the_slack_is_over():
     free = {0.0: 2, 60.0: 1, 120.0: 2, 180.0: 2}
-    lent = LentDevices(LendingRule(2, 3.0, 1.0), free.__getitem__, 3.0)
+    lent = LentDevices(2, 3.0, 1.0, free.__getitem__)
     assert [(step.at_s, step.kind, step.instance) for step in lent.due(63.0)] == [
         (0.0, "add", "lent-1"), (0.0, "add", "lent-2"),
         (60.0, "notice", "lent-2"), (63.0, "remove", "lent-2"),
@@ -82,7 +82,7 @@ def test_a_run_on_lent_devices_loses_no_step(slack_s: float, joined: int):
     plan = SimulatedPlan(FleetPlan(1, 2, 1, 10.0, 2.5, serving=load), lends=True)
 
     def run(repeats: bool):
-        lent = LentDevices(LendingRule(2, slack_s, 1.0), lambda at_s: 2 if at_s < 60 else 1, slack_s)
+        lent = LentDevices(2, slack_s, 1.0, lambda at_s: 2 if at_s < 60 else 1)
         return Simulation(small_config(4), plan, times_of(), lent, repeats).run()
 
     found = run(True)

@@ -32,21 +32,14 @@ from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, judged_groups, training_spans
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import Trace
 from storage.errors import ConfigurationError
-from tests.simulated import simulated, small_config, times_of
+from tests.simulated import STAYS, simulated, small_config, spot_trace, times_of
 
 ONE = small_config(iterations=1)
 OFFER = FleetPlan(2, 6, 2, 10.0, 2.5)
 BEGINS_S = 10 + 11
 """When the first rollout begins: a start and an evaluation."""
-
-
-def trace(*events: tuple[float, str, str]) -> Trace:
-    return Trace(tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in events), 1000.0)  # type: ignore[arg-type]
-
-
-STAYS = trace((0.0, "add", "s"))
 
 
 def run(of: Trace | None, notice_s: float = 0.0, spot: int = 1, **ways: Any) -> SimulatedRun:
@@ -91,7 +84,7 @@ def test_what_no_live_run_does_with_groups_is_left_out_and_static_groups_are_com
 def test_what_is_dealt_to_an_idle_device_that_is_gone_is_dealt_again():
     """`t` comes at 12 s, loads for 10 and takes the weights for 2: it idles in a phase that is dealt."""
     events = (0.0, "add", "s"), (12.0, "add", "t"), (25.0, "remove", "t"), (26.0, "remove", "s")
-    found = run(trace(*events), spot=2, pushes=True)
+    found = run(spot_trace(*events), spot=2, pushes=True)
     assert found.batches == 4 and found.losses == 2
 
 
@@ -121,21 +114,24 @@ def test_trainers_roll_out_for_the_window_and_train_while_the_spot_device_goes_o
     assert run(STAYS).wall_s == 51 + 11
 
 
-def test_with_the_last_spot_device_lost_the_trainers_roll_out_the_rest():
-    # At 30.5 the spot device has committed two of its second batch's five steps. The trainers end that
-    # batch at 34.5 and the last one at 40.5. A group that would not be trained on by then waits until then.
-    lost = trace((0.0, "add", "s"), (30.5, "remove", "s"))
-    assert run(lost, seeds=True).iterations == [(40.5 + 16 - BEGINS_S) * TICKS_PER_S]
-    # A notice at 29.5: the third step, which ends at 30, is handed over; trainers begin the last batch at
-    # 29.5, and go on with the other one at 35.5 for two steps and decoding.
-    assert run(lost, 1.0, seeds=True).iterations == [(38.5 + 16 - BEGINS_S) * TICKS_PER_S]
-
-
-def test_what_was_trained_on_before_the_trainers_were_called_back_counts():
-    # Judged at 28 and 29: the first group is trained on until 32, the second would be until 36. Called back
-    # at 35, the trainer does three steps and decoding until 39, then the three groups that are left.
-    lost = trace((0.0, "add", "s"), (35.0, "remove", "s"))
-    assert run(lost, seeds=True).iterations == [(39 + 12 - BEGINS_S) * TICKS_PER_S]
+@pytest.mark.parametrize(
+    ("lost_s", "notice_s", "trained_s"),
+    [
+        # At 30.5 the spot device has committed two of its second batch's five steps. The trainers end that
+        # batch at 34.5 and the last one at 40.5. What would not be trained on by then waits until then.
+        (30.5, 0.0, 40.5 + 16),
+        # A notice at 29.5: the third step, which ends at 30, is handed over; trainers begin the last batch at
+        # 29.5, and go on with the other one at 35.5 for two steps and decoding.
+        (30.5, 1.0, 38.5 + 16),
+        # What was trained on before counts. Judged at 28 and 29: the first group is trained on until 32, the
+        # second would be until 36. Called back at 35, the trainer does three steps and decoding until 39,
+        # then the three groups that are left.
+        (35.0, 0.0, 39 + 12),
+    ],
+)  # fmt: skip
+def test_with_the_last_spot_device_lost_the_trainers_roll_out_the_rest(lost_s, notice_s, trained_s):
+    lost = spot_trace((0.0, "add", "s"), (lost_s, "remove", "s"))
+    assert run(lost, notice_s, seeds=True).iterations == [(trained_s - BEGINS_S) * TICKS_PER_S]
 
 
 @pytest.mark.parametrize(("train_sample", "rolled_out_s"), [(1.0, 10), (1.25, 6), (1.5, 2)])
@@ -158,7 +154,7 @@ def test_no_more_spot_devices_are_rented_than_the_training_has_work_for(
 ):
     # 24 s of rollout beside 16 s of training is work for one device, beside 12 s for two and beside 8 s for
     # three. A reserved device that does not train is one of them; at least one spot device is rented.
-    offered = trace(*((0.0, "add", name) for name in "stu"))
+    offered = spot_trace(*((0.0, "add", name) for name in "stu"))
     found = simulated(
         ONE, reserved, 3, offered, times=times_of(train_sample=train_sample), ways={"seeds": True},
         keeps_intervals=True,
@@ -185,24 +181,21 @@ def test_a_group_is_trained_on_when_its_last_batch_is_judged():
     assert spans(PhaseOutcome(judged_at=judged, trainers_left=5, trainers_back=18), 28)[0] == (12, 18)
 
 
-def test_a_device_that_comes_late_has_no_share_of_what_was_dealt():
-    late = trace((13.0, "add", "s"))
-    # Pulling, it takes two of the four batches; dealt, all four are the reserved device's.
-    assert run(late).iterations == [(37 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
-    assert run(late, pushes=True).iterations == [(45 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
-    assert run(STAYS, pushes=True).wall == run(STAYS).wall
-
-
 @pytest.mark.parametrize(("notice_s", "redone"), [(0.0, 2), (2.2, 0)])
 def test_a_lost_share_is_dealt_to_those_left(notice_s: float, redone: int):
     # Its first batch goes on from the second step, its other one begins anew; as where devices pull.
-    lost = trace((0.0, "add", "s"), (24.5, "remove", "s"))
+    lost = spot_trace((0.0, "add", "s"), (24.5, "remove", "s"))
     found = run(lost, notice_s, pushes=True)
     assert found.iterations == [(43 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
     assert (found.returned, found.redone) == (1, redone)
 
 
-def test_a_larger_batch_is_rolled_out_and_trained_on_in_whole_groups():
+def test_a_device_that_comes_late_has_no_share_of_what_was_dealt():
+    late = spot_trace((13.0, "add", "s"))
+    # Pulling, it takes two of the four batches; dealt, all four are the reserved device's.
+    assert run(late).iterations == [(37 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
+    assert run(late, pushes=True).iterations == [(45 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
+    assert run(STAYS, pushes=True).wall == run(STAYS).wall
     # Five more samples are one more group of four: five batches of 6 s, 20 s of training.
     assert run(None, more_samples=5.0).wall_s == 10 + 11 + 30 + 1 + 20 + 11
 
@@ -216,17 +209,12 @@ def test_two_runs_share_the_devices_and_the_bill():
     assert found.spent["reserved", "train"] == 2 * 16 * TICKS_PER_S
     assert found.usd == pytest.approx(111 * (10.0 + 2.5) / 3600 / 2)
     assert found.batches == 8
-
-
-def test_a_run_that_shares_goes_on_without_its_spot_device():
-    # At 50.5 no step is committed: the trainers do all four batches from 66 on.
-    lost = trace((0.0, "add", "s"), (50.5, "remove", "s"))
+    # Lost at 50.5, when no step is committed: the trainers do all four batches from 66 on.
+    lost = spot_trace((0.0, "add", "s"), (50.5, "remove", "s"))
     assert run(lost, runs=2).wall_s == 66 + 24 + 1 + 16 + 2 * 11
-
-
-def test_the_driver_s_own_time_comes_after_each_rollout_of_runs_that_share():
-    found = simulated(ONE, 1, 1, STAYS, times=times_of(driver=3), ways={"runs": 2})
-    assert found.iterations == [(89 - 32 + 2 * 3) * TICKS_PER_S]
+    # The driver's own time comes after each rollout.
+    slower = simulated(ONE, 1, 1, STAYS, times=times_of(driver=3), ways={"runs": 2})
+    assert slower.iterations == [(89 - 32 + 2 * 3) * TICKS_PER_S]
 
 
 def made(name: str, usd: float, drafts: float = 0.0, runs: int = 1) -> PolicyAnswer:
@@ -245,8 +233,5 @@ def test_the_best_policy_is_one_that_a_live_run_can_follow():
     assert better_but_simulated([made("window", 101), spot]) is None
     assert better_but_simulated([made("shared", 50, runs=2), spot]) is None, "two runs are something else"
     assert best_of([window, made("pushed", 95)]) is None
-
-
-def test_which_policies_no_live_run_can_follow():
     only = {policy.name for policy in POLICIES if policy.only_simulated is not None}
     assert only == {"window", "pushed", "astraflow", "lending", "shared", "static-sp"}

@@ -18,12 +18,11 @@ from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.spot.prices.price_history import PriceHistory, read_price_history
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import ConfigurationError
-from tests.simulated import small_config, small_profile, times_of
+from tests.simulated import small_config, small_profile, spot_trace, times_of
 
 RISES = PriceHistory((0.0, 60.0), (2.5, 9.9), 60.0)
-ALL_STAY = Trace(tuple(TraceEvent(0.0, "add", f"s{number}") for number in range(4)), 1000.0)
+ALL_STAY = spot_trace(*((0.0, "add", f"s{number}") for number in range(4)))
 
 
 def test_a_price_holds_until_the_next_one():
@@ -86,16 +85,11 @@ def test_dollars_are_the_price_over_the_time_that_each_device_is_paid_for():
     assert rising.usd == pytest.approx((142 * 10 + 4 * (60 * 2.5 + 82 * 9.9)) / 3600)
     assert sum(one.usd for one in rising.intervals) / 1e9 == pytest.approx(rising.usd)
     assert rising.usd_per_hour["reserved"] == 10.0
+    (spot,) = policies_of(["spot"])
+    discount = discount_of([PolicyAnswer(spot, {}, runs=[rising])])
+    assert discount == pytest.approx(1 - (60 * 2.5 + 82 * 9.9) / 142 / 10)
     both = run(False, spot_prices=RISES, reserved_prices=PriceHistory((0.0, 42.0), (10.0, 20.0), 42.0))
     assert both.usd == pytest.approx(rising.usd + 100 * 10 / 3600)
-
-
-def test_the_discount_is_that_of_the_prices_that_were_paid():
-    (spot,) = policies_of(["spot"])
-    rising = run(False, spot_prices=RISES)
-    answer = PolicyAnswer(spot, {}, runs=[rising])
-    paid = (60 * 2.5 + 82 * 9.9) / 142
-    assert discount_of([answer]) == pytest.approx(1 - paid / 10)
 
 
 def test_how_many_devices_are_rented_follows_the_price_of_the_moment():

@@ -11,10 +11,10 @@ from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
-from tests.simulated import small_config, times_of
+from tests.simulated import small_config, spot_trace, times_of
 
 CONFIG = small_config(iterations=4)
-ALL_STAY = Trace(tuple(TraceEvent(0.0, "add", f"s{number}") for number in range(4)), 1000.0)
+ALL_STAY = spot_trace(*((0.0, "add", f"s{number}") for number in range(4)))
 
 
 def run(spot_usd: float, decided: bool, trace: Trace = ALL_STAY, most: int = 4) -> SimulatedRun:
@@ -32,9 +32,6 @@ def test_devices_that_would_idle_are_given_back_before_the_next_rollout():
     assert decided.paid == {"reserved": 154 * TICKS_PER_S, "spot": 295 * TICKS_PER_S}
     assert fixed.paid == {"reserved": 142 * TICKS_PER_S, "spot": 4 * 142 * TICKS_PER_S}
     assert decided.batches == fixed.batches and decided.losses == 0
-
-
-def test_without_a_price_none_is_given_back_and_at_a_high_one_all_are():
     assert run(0.0, decided=True).wanted == [4, 4, 4, 4]
     assert run(9.9, decided=True).wanted == [4, 0, 0, 0]
 

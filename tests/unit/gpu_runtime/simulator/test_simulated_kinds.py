@@ -19,11 +19,10 @@ from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.profile import StepTime, WorkloadTimes
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import Trace
 from storage.errors import ConfigurationError
-from tests.simulated import simulated, small_config, small_profile, times_of
+from tests.simulated import STAYS, simulated, small_config, small_profile, spot_trace, times_of
 
-STAYS = Trace((TraceEvent(0.0, "add", "s"),), 1000.0)
 SLOW = replace(times_of(), spot=times_of(step=2, decode=3, weights=3, start=12))
 
 
@@ -42,7 +41,7 @@ def test_each_device_takes_the_times_of_its_kind():
 
 
 def test_what_a_loss_takes_is_counted_in_the_time_of_its_kind():
-    gone = Trace((TraceEvent(0.0, "add", "s"), TraceEvent(30.0, "remove", "s")), 1000.0)
+    gone = spot_trace((0.0, "add", "s"), (30.0, "remove", "s"))
     lost = run(gone, SLOW)
     # Four of the spot device's steps are done and committed at 30, the fifth has begun. The reserved one ends
     # its batches at 27 and 33, that one at 35, and the last at 41.
@@ -62,7 +61,7 @@ def test_devices_of_both_kinds_share_a_sample_as_fast_as_the_slower_one():
 @pytest.mark.parametrize("degrees", [1, 2])
 def test_two_kinds_that_take_the_same_are_one(strategy: Strategy, degrees: int):
     config = small_config(3, every=1, sequence_parallel=dict.fromkeys(("rollout", "evaluate"), degrees))
-    gone = Trace((TraceEvent(0.0, "add", "s"), TraceEvent(50.5, "remove", "s")), 1000.0)
+    gone = spot_trace((0.0, "add", "s"), (50.5, "remove", "s"))
     one = times_of({2: 0.6})
     runs = [simulated(config, 2, 1, gone, strategy, times=times) for times in (one, replace(one, spot=one))]
     assert json.dumps(runs[0].to_json()) == json.dumps(runs[1].to_json())

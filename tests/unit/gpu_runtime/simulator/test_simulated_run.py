@@ -7,6 +7,8 @@ a start ten.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpu_runtime.exploration.strategies.fresh import FRESH
@@ -16,17 +18,20 @@ from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import Trace
 from storage.errors import ConfigurationError
-from tests.simulated import simulated, small_config, times_of
+from tests.simulated import STAYS, simulated, small_config, spot_trace, times_of
 
 ONE = small_config(iterations=1)
-STAYS = Trace((TraceEvent(0.0, "add", "s"),), 1000.0)
 
 
 def goes(at_s: float) -> Trace:
     """A spot instance from the beginning, until it is lost."""
-    return Trace((TraceEvent(0.0, "add", "s"), TraceEvent(at_s, "remove", "s")), 1000.0)
+    return spot_trace((0.0, "add", "s"), (at_s, "remove", "s"))
+
+
+def comes(at_s: float) -> Trace:
+    return spot_trace((at_s, "add", "s"))
 
 
 def test_one_device_does_all_in_turn():
@@ -69,9 +74,8 @@ def test_groups_of_later_updates_wait_for_all_scores():
 
 def test_a_trainer_that_finds_nothing_to_roll_out_trains_while_others_go_on():
     # The spot device joins at 22 and pulls from 24 on: it ends batches at 30 and 36, the trainer at 27, 33.
-    late = Trace((TraceEvent(12.0, "add", "s"),), 1000.0)
     algorithm = {"prompts_per_iteration": 4, "group_size": 4}
-    run = simulated(small_config(iterations=1, algorithm=algorithm), 1, 1, late)
+    run = simulated(small_config(iterations=1, algorithm=algorithm), 1, 1, comes(12.0))
     assert run.wall_s == 33 + 16 + 11
     assert run.phases["rollout"] == 15 * TICKS_PER_S and run.spent["reserved", "train"] == 16 * TICKS_PER_S
 
@@ -102,70 +106,56 @@ def test_a_trainer_that_has_left_rolls_out_what_a_lost_device_cannot():
     assert leaving(goes(66.0)).iterations == [28 * TICKS_PER_S, 29 * TICKS_PER_S]
 
 
-def test_two_devices_halve_the_rollout_and_the_spot_one_is_cheaper():
-    run = simulated(ONE, 1, 1, STAYS)
-    # Both deliver at the same time: their two batches are judged in 2.
-    assert run.wall_s == 10 + 11 + 12 + 2 + 16 + 11
-    assert run.usd == pytest.approx(62 * 10.0 / 3600 + 62 * 2.5 / 3600)
-    assert (run.joined, run.losses) == (1, 0)
-    assert run.share("rollout", "spot") == pytest.approx(12 / 62)
+@pytest.mark.parametrize(
+    ("of", "more", "rolled_out_s", "found", "paid_s"),
+    [
+        # Both deliver at the same time: their two batches are judged in 2.
+        (STAYS, {}, 33 + 1, {"joined": 1, "losses": 0}, 62),
+        # A place is filled once.
+        (spot_trace((0.0, "add", "s"), (0.0, "add", "t")), {}, 33 + 1, {"joined": 1}, 62),
+        # The rollout begins at 21. At 24.5 the spot device has done three steps; two are committed at 23. The
+        # reserved one ends its batch at 27, the three steps that are left at 31, the two others at 43.
+        (goes(24.5), {}, 43, {"losses": 1, "returned": 1, "redone": 2}, 24.5),
+        # Under notice it stops at the next step and loses nothing: at 22.3 the second one ends at 23.
+        (goes(24.5), {"notice_s": 2.2}, 43, {"notices": 1, "losses": 1, "returned": 1, "redone": 0}, None),
+        # It loads, takes the weights and pulls in the midst of a rollout. Loaded at 23, it holds the weights
+        # at 25; both do two batches, it ends the last at 37.
+        (comes(13.0), {}, 37, {}, 37 + 1 + 16 + 11 - 13),
+        # A loss is known later, and the device is paid for until then. Its batch, committed at 23, waits
+        # until 28.5: the reserved device begins another one at 27, and goes on with it at 33 for three steps.
+        (goes(24.5), {"times": times_of(loss=4)}, 43, {}, 28.5),
+        # An instance that finds no place takes the next one that is free. Its worker begins at 24.5 and holds
+        # the weights at 36.5. The reserved device, at work until 37, then has one batch left to begin; the
+        # other one ends it at 42.5.
+        (spot_trace((0.0, "add", "s"), (0.0, "add", "t"), (24.5, "remove", "s")), {}, 42.5, {"joined": 2},
+         None),
+    ],
+)  # fmt: skip
+def test_a_spot_device_s_part(of: Trace, more: dict[str, Any], rolled_out_s: float, found, paid_s):
+    run = simulated(ONE, 1, 1, of, **more)
+    assert run.wall_s == rolled_out_s + 1 + 16 + 11
+    assert {name: getattr(run, name) for name in found} == found
+    assert paid_s is None or run.paid["spot"] == paid_s * TICKS_PER_S
+    assert ("spot", "lost") not in run.spent, "as in the ledger of a live run, no state is of its own"
+    assert run.usd == pytest.approx((run.wall_s * 10 + run.paid["spot"] / TICKS_PER_S * 2.5) / 3600)
 
 
-def test_a_lost_device_s_batch_goes_on_from_its_commit():
-    # The rollout begins at 21. At 24.5 the spot device has done three steps; two are committed at 23.
-    run = simulated(ONE, 1, 1, goes(24.5))
-    # As in the ledger of a live run, no state is of its own: it was rolling out.
-    assert run.spent["spot", "rollout"] == 3.5 * TICKS_PER_S
-    assert ("spot", "lost") not in run.spent
-    # The reserved device ends its batch at 27, the three steps that are left at 31, the two others at 43.
-    assert run.wall_s == 43 + 1 + 16 + 11
-    assert (run.losses, run.returned, run.redone) == (1, 1, 2)
-    assert run.paid["spot"] == 24.5 * TICKS_PER_S
-
-
-def test_under_notice_a_device_stops_at_the_next_step_and_loses_nothing():
-    run = simulated(ONE, 1, 1, goes(24.5), notice_s=2.2)  # at 22.3: the second step ends at 23
-    assert run.wall_s == 43 + 1 + 16 + 11
-    assert (run.notices, run.losses, run.returned, run.redone) == (1, 1, 1, 0)
-
-
-def test_a_newcomer_loads_takes_the_weights_and_pulls_in_the_midst_of_a_rollout():
-    run = simulated(ONE, 1, 1, Trace((TraceEvent(13.0, "add", "s"),), 1000.0))
-    # Loaded at 23, it holds the weights at 25; both do two batches, it ends the last at 37.
-    assert run.wall_s == 37 + 1 + 16 + 11
-    assert run.paid["spot"] == (run.wall - 13 * TICKS_PER_S)
-
-
-def test_a_loss_is_known_later_and_the_device_is_paid_for_until_then():
-    run = simulated(ONE, 1, 1, goes(24.5), times=times_of(loss=4))
-    # Its batch, committed at 23, waits until 28.5: the reserved device begins another one at 27, and goes on
-    # with it at 33 for three steps.
-    assert run.wall_s == 43 + 1 + 16 + 11
-    assert run.spent["spot", "rollout"] == 7.5 * TICKS_PER_S
-    assert run.paid["spot"] == 28.5 * TICKS_PER_S
+def test_until_a_loss_is_known_a_device_counts_as_rolling_out():
+    assert simulated(ONE, 1, 1, STAYS).share("rollout", "spot") == pytest.approx(12 / 62)
+    for loss_s in (0, 4):
+        lost = simulated(ONE, 1, 1, goes(24.5), times=times_of(loss=loss_s))
+        assert lost.spent["spot", "rollout"] == (3.5 + loss_s) * TICKS_PER_S
 
 
 def test_the_loss_of_an_idle_device_is_known_with_the_next_phase():
-    config = small_config(iterations=2)
     # The training of the first iteration is from 35 to 51; the second one begins with loading weights.
-    run = simulated(config, 1, 1, goes(40.0))
-    assert run.paid["spot"] == 51 * TICKS_PER_S
-
-
-def test_an_instance_that_finds_no_place_takes_the_next_one_that_is_free():
-    events = (TraceEvent(0.0, "add", "s"), TraceEvent(0.0, "add", "t"), TraceEvent(24.5, "remove", "s"))
-    run = simulated(ONE, 1, 1, Trace(events, 1000.0))
-    # Its worker begins at 24.5 and holds the weights at 36.5. The reserved device, at work until 37, then
-    # has one batch left to begin; the other one ends it at 42.5.
-    assert run.joined == 2
-    assert run.wall_s == 42.5 + 1 + 16 + 11
+    assert simulated(small_config(iterations=2), 1, 1, goes(40.0)).paid["spot"] == 51 * TICKS_PER_S
 
 
 def test_what_died_while_it_loaded_is_paid_for_and_what_loads_at_the_end_is_not():
-    dies = Trace((TraceEvent(20.0, "add", "s"), TraceEvent(25.0, "remove", "s")), 1000.0)
+    dies = spot_trace((20.0, "add", "s"), (25.0, "remove", "s"))
     assert simulated(ONE, 1, 1, dies).paid["spot"] == 5 * TICKS_PER_S
-    late = Trace((TraceEvent(70.0, "add", "s"),), 1000.0)
-    assert simulated(ONE, 1, 1, late).paid["spot"] == 0
+    assert simulated(ONE, 1, 1, comes(70.0)).paid["spot"] == 0
 
 
 def test_the_driver_s_own_time_is_idle():
@@ -173,11 +163,6 @@ def test_the_driver_s_own_time_is_idle():
     assert run.wall_s == 73 + 3 + 5
     assert run.iterations == [(24 + 1 + 16 + 3) * TICKS_PER_S]
     assert run.spent["reserved", "idle"] == (1 + 1 + 1 + 3 + 5) * TICKS_PER_S
-
-
-def test_a_place_is_filled_once():
-    two = Trace((TraceEvent(0.0, "add", "s"), TraceEvent(0.0, "add", "t")), 1000.0)
-    assert simulated(ONE, 1, 1, two).wall_s == simulated(ONE, 1, 1, STAYS).wall_s
 
 
 def test_drafts_fill_the_training_window_and_do_not_lengthen_the_run():

@@ -14,19 +14,12 @@ import pytest
 from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import Trace
 from storage.errors import ConfigurationError
-from tests.simulated import simulated, small_config, times_of
+from tests.simulated import STAYS, simulated, small_config, spot_trace, times_of
 
 TWO = {"rollout": 2, "evaluate": 2}
 SHARED = {2: 0.6}
-
-
-def trace(*events: tuple[float, str, str]) -> Trace:
-    return Trace(tuple(TraceEvent(*event) for event in events), 1000.0)  # type: ignore[arg-type]
-
-
-STAYS = trace((0.0, "add", "s"))
 
 
 def run(spot: int, instances: Trace, degrees: dict[str, Any] | None = None, **more: Any) -> SimulatedRun:
@@ -54,7 +47,7 @@ def test_two_devices_share_each_batch_and_form_a_group_in_every_phase():
 def test_a_group_that_loses_a_member_is_broken_and_its_batch_goes_on_from_the_commit():
     # The rollout begins at 19.2, the group works from 20.2 on; its second batch begins at 24.2. At 26 three
     # of its steps are done, two are committed at 25.4.
-    lost = run(1, trace((0.0, "add", "s"), (26.0, "remove", "s")))
+    lost = run(1, spot_trace((0.0, "add", "s"), (26.0, "remove", "s")))
     # The survivor works alone at once: 3 + 1 s for the rest, 6 for each of the two others; evaluation 2 + 9.
     assert lost.wall_s == pytest.approx(26 + 4 + 12 + 1 + 16 + 2 + 9)
     assert (lost.losses, lost.returned, lost.redone, lost.batches) == (1, 1, 2, 4)
@@ -63,7 +56,7 @@ def test_a_group_that_loses_a_member_is_broken_and_its_batch_goes_on_from_the_co
 
 
 def test_until_the_loss_is_known_the_whole_group_waits():
-    late = run(1, trace((0.0, "add", "s"), (26.0, "remove", "s")), times={"loss": 3})
+    late = run(1, spot_trace((0.0, "add", "s"), (26.0, "remove", "s")), times={"loss": 3})
     assert late.wall_s == pytest.approx(29 + 4 + 12 + 1 + 16 + 2 + 9)
     assert late.paid["spot"] == 29 * TICKS_PER_S
     assert ("rollout", 20.2, 29.0) in [
@@ -73,14 +66,14 @@ def test_until_the_loss_is_known_the_whole_group_waits():
 
 def test_under_notice_all_members_stop_at_the_next_step_and_nothing_is_lost():
     # At 24.5 the first step of the second batch is under way; it ends at 24.8.
-    warned = run(1, trace((0.0, "add", "s"), (30.0, "remove", "s")), notice_s=5.5)
+    warned = run(1, spot_trace((0.0, "add", "s"), (30.0, "remove", "s")), notice_s=5.5)
     assert warned.wall_s == pytest.approx(24.8 + 5 + 12 + 1 + 16 + 2 + 9)
     assert (warned.notices, warned.redone, warned.returned) == (1, 0, 1)
     assert ("idle", 24.8, pytest.approx(58.8)) in states(warned, "spot-0"), "it is known to be gone later"
 
 
 def test_a_newcomer_joins_a_group_once_the_others_have_done_what_they_began():
-    joined = run(1, trace((13.0, "add", "s")))
+    joined = run(1, spot_trace((13.0, "add", "s")))
     # Alone: evaluation 12 to 20, judged at 21; the first batch to 27. The newcomer has the weights at 25. At
     # that time all steps of the batch are begun, so it waits; both meet until 28 and do three batches.
     assert joined.wall_s == pytest.approx(28 + 3 * 4 + 1 + 16 + 9.2)
@@ -89,7 +82,7 @@ def test_a_newcomer_joins_a_group_once_the_others_have_done_what_they_began():
 
 
 def test_of_three_devices_the_one_alone_joins_the_survivor_after_two_chunks():
-    lost = run(2, trace((0.0, "add", "s"), (0.0, "add", "t"), (28.5, "remove", "s")))
+    lost = run(2, spot_trace((0.0, "add", "s"), (0.0, "add", "t"), (28.5, "remove", "s")))
     # The evaluation's batch is done alone by 20, judged by 21: the group is formed a second later. Rollout:
     # alone from 21 to 27; the group's batches from 22 and from 26, of which four steps are committed at 28.4.
     # At 28.5 the one alone has begun its two chunks of four steps, to 31; both meet until 32, and end one
@@ -100,12 +93,6 @@ def test_of_three_devices_the_one_alone_joins_the_survivor_after_two_chunks():
     assert (lost.returned, lost.redone) == (2, 1)
 
 
-def test_groups_never_cross_instances():
-    apart, alone = run(1, STAYS, instance_devices=1), run(1, STAYS, {"rollout": 1})
-    assert apart.wall == alone.wall
-    assert ("spot", "regroup") not in apart.spent
-
-
 def test_of_drafts_that_are_not_made_no_time_is_asked():
     config = small_config(1, sequence_parallel={"rollout": 2, "evaluate": 2, "explore": 4})
     assert simulated(config, 1, 1, STAYS, times=times_of(SHARED)).batches == 4
@@ -113,14 +100,17 @@ def test_of_drafts_that_are_not_made_no_time_is_asked():
         simulated(config, 1, 1, STAYS, STALE, times=times_of(SHARED))
 
 
-def test_only_kinds_above_one_are_shared():
+def test_only_kinds_above_one_are_shared_and_groups_never_cross_instances():
     rollouts = run(1, STAYS, {"rollout": 2})
     # Evaluations alone: 2 + 8 + 1, and the last one takes the new weights.
     assert rollouts.wall_s == pytest.approx(10 + 11 + 17 + 1 + 16 + 11)
+    apart, alone = run(1, STAYS, instance_devices=1), run(1, STAYS, {"rollout": 1})
+    assert apart.wall == alone.wall
+    assert ("spot", "regroup") not in apart.spent
 
 
 def test_drafts_are_shared_among_those_that_do_not_train():
-    two = trace((0.0, "add", "s"), (0.0, "add", "t"))
+    two = spot_trace((0.0, "add", "s"), (0.0, "add", "t"))
     done = run(2, two, {"explore": 2}, strategy=STALE, iterations=2)
     # The window is from 33, when three devices have rolled out, to 50. The group is formed at 34 and delivers
     # batches at 38, 42, 46 and 50; the last one is not judged in time.
@@ -152,35 +142,24 @@ def test_measured_times_find_that_sharing_is_slower():
 
 
 def test_static_groups_restart_cold_where_elastic_ones_go_on():
-    gone = trace((0.0, "add", "s"), (26.0, "remove", "s"), (26.0, "add", "t"))
+    gone = spot_trace((0.0, "add", "s"), (26.0, "remove", "s"), (26.0, "add", "t"))
     static = run(1, gone, ways={"static_groups": True})
     # The group is formed once, at 13: the rollout begins at 19.2, the second batch at 23.2; at 26 four steps
     # are committed. Start and weights take both until 38, the group until 39: 1.6 s, and two batches of 4.
     assert static.wall_s == pytest.approx(39 + 1.6 + 8 + 1 + 16 + 2 + 5.2 + 1)
     assert ("load", 26.0, 38.0) in states(static, "reserved-0")
     assert run(1, gone).wall < static.wall
-
-
-def test_static_groups_without_losses_meet_once():
-    static = run(1, STAYS, ways={"static_groups": True})
-    assert static.spent["spot", "regroup"] == TICKS_PER_S
-    assert static.wall_s == pytest.approx(run(1, STAYS).wall_s - 2)
+    calm = run(1, STAYS, ways={"static_groups": True})
+    assert calm.spent["spot", "regroup"] == TICKS_PER_S, "without losses they meet once"
+    assert calm.wall_s == pytest.approx(run(1, STAYS).wall_s - 2)
 
 
 @pytest.mark.parametrize(
     ("degrees", "ways", "message"),
     [
-        (
-            {"rollout": 4},
-            {},
-            "sequence_parallel.rollout is 4, but a step's time is known of degrees 1, 2 only",
-        ),
+        ({"rollout": 4}, {}, "rollout is 4, but a step's time is known of degrees 1, 2 only"),
         ({"rollout": "auto"}, {"static_groups": True}, "static groups have a fixed degree"),
-        (
-            {"rollout": 2},
-            {"seeds": True},
-            "a window in which trainers roll out is simulated for devices that",
-        ),
+        ({"rollout": 2}, {"seeds": True}, "a window in which trainers roll out is simulated for devices"),
         ({"evaluate": 2}, {"runs": 2}, "sharing devices between two runs is simulated for devices that"),
     ],
 )

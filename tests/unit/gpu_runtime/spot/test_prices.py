@@ -15,6 +15,7 @@ A_ON_DEMAND = Price("H100", "on_demand", "a", 10.0)
 A_SPOT = Price("H100", "spot", "a", 2.5)
 B_SPOT = Price("H100", "spot", "b", 2.0)
 C_SPOT = Price("H100", "spot", "c", None)
+ALL = [A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT]
 
 TOML = """
 [[price]]
@@ -37,30 +38,21 @@ JSON = json.dumps(
 )
 
 
-def test_looks_up():
-    book = PriceBook([A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT])
-    assert book.usd_per_hour("H100", "spot", "a") == 2.5
-
-
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("prices", "asked", "message"),
     [
-        (("H100", "spot", "d"), "no price of H100 spot in d; H100 spot has a price in a, b"),
-        (("H100", "spot", "c"), "H100 spot in c is unavailable; H100 spot has a price in a, b"),
-        (("B200", "spot", "a"), "no price of B200 spot in a; there are prices of H100 on_demand, H100 spot"),
+        (ALL, ("H100", "spot", "d"), "no price of H100 spot in d; H100 spot has a price in a, b"),
+        (ALL, ("H100", "spot", "c"), "H100 spot in c is unavailable; H100 spot has a price in a, b"),
+        (ALL, ("B200", "spot", "a"),
+         "no price of B200 spot in a; there are prices of H100 on_demand, H100 spot"),
+        ([C_SPOT], ("H100", "spot", "c"), "H100 spot in c is unavailable; the price book is empty"),
     ],
-)
-def test_what_is_not_there_is_refused_with_what_is(asked, message):
-    book = PriceBook([A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT])
+)  # fmt: skip
+def test_what_is_not_there_is_refused_with_what_is_and_never_free(prices, asked, message):
     with pytest.raises(PriceNotFoundError) as refused:
-        book.usd_per_hour(*asked)
+        PriceBook(prices).usd_per_hour(*asked)
     assert str(refused.value) == message
     assert isinstance(pickle.loads(pickle.dumps(refused.value)), LookupError)
-
-
-def test_nothing_available_is_never_free():
-    with pytest.raises(PriceNotFoundError, match="unavailable; the price book is empty"):
-        PriceBook([C_SPOT]).usd_per_hour("H100", "spot", "c")
 
 
 @pytest.mark.parametrize("usd", [0, 0.0, -1, float("nan"), float("inf"), True, "2.5"])
@@ -84,13 +76,11 @@ def test_books_that_contradict_themselves(prices, message):
         PriceBook(prices)
 
 
-def test_spot_may_cost_as_much_as_on_demand_and_stand_alone():
-    book = PriceBook([A_ON_DEMAND, Price("H100", "spot", "a", 10.0), Price("H100", "spot", "b", 99.0)])
-    assert book.usd_per_hour("H100", "spot", "a") == book.usd_per_hour("H100", "on_demand", "a")
-
-
-def test_the_built_in_prices():
+def test_prices_that_are_there():
+    assert PriceBook(ALL).usd_per_hour("H100", "spot", "a") == 2.5
     assert known_prices().usd_per_hour("H100", "on_demand", "gcp/us-east4") == 10.98
+    # Spot may cost as much as on demand, and stand alone.
+    PriceBook([A_ON_DEMAND, Price("H100", "spot", "a", 10.0), Price("H100", "spot", "b", 99.0)])
 
 
 @pytest.mark.parametrize(("suffix", "text"), [("toml", TOML), ("csv", "\ufeff" + CSV), ("json", JSON)])

@@ -124,14 +124,17 @@ def test_a_worker_under_notice_is_replaced_by_the_standby():
     assert stage.events() == [(ONE, "notice"), ("spot-0.1", "joined")]
 
 
-def test_one_that_takes_a_place_may_be_under_notice_itself():
+def test_more_losses_than_standbys_are_replaced_by_processes_and_a_standby_may_be_under_notice_itself():
     stage = Stage()
     stage.lose(ONE)
+    stage.lose(TWO)
     settle(stage)
+    assert stage.holders() == [TRAINER, "spot-0.1", "spot-1.1"]
+    assert "spot-1.1" in stage.cluster.workers and "spot-0.1" not in stage.cluster.workers
     stage.standby.notice = NOTICE
-    assert [device.name for device in stage.fleet.drafters(WeightsVersion(1))] == [TWO]
+    assert [device.name for device in stage.fleet.drafters(WeightsVersion(1))] == ["spot-1.1"]
     settle(stage)
-    assert stage.holders() == [TRAINER, TWO, "spot-0.1", "spot-0.2"]
+    assert stage.holders() == [TRAINER, "spot-0.1", "spot-1.1", "spot-0.2"]
 
 
 def test_a_standby_that_still_loads_takes_the_place_when_it_has():
@@ -164,26 +167,24 @@ def test_where_the_standby_dies_as_it_takes_the_place_a_process_is_started_at_on
     assert stage.standbys() == [STANDBY, "standby-1"]
 
 
-def test_where_the_standby_was_dead_already_a_process_is_started_at_once():
+@pytest.mark.parametrize("heard_before", [True, False])
+def test_a_standby_that_dies_while_it_waits_is_replaced(heard_before: bool):
     stage = Stage()
-    stage.fleet.collector.close()
     stage.standby.kill()
+    if heard_before:
+        stage.prepare()  # asks it
+        stage.prepare()  # hears that it is gone
+        assert stage.standbys() == [STANDBY, "standby-1"]
     stage.lose(ONE)
     settle(stage)
-    assert stage.holders() == [TRAINER, TWO, "spot-0.2"]
-    assert len(stage.fleet.standbys.lost) == 1 and stage.standbys() == [STANDBY, "standby-1"]
-
-
-def test_a_standby_that_dies_while_it_waits_is_replaced_with_the_next_phase():
-    stage = Stage()
-    stage.standby.kill()
-    stage.prepare()  # asks it
-    stage.prepare()  # hears that it is gone
-    assert stage.standbys() == [STANDBY, "standby-1"]
     assert len(stage.fleet.standbys.lost) == 1
-    stage.lose(ONE)
-    settle(stage)
-    assert stage.cluster.workers["standby-1"].name == "spot-0.1"
+    if heard_before:
+        assert stage.cluster.workers["standby-1"].name == "spot-0.1"
+    else:
+        assert stage.holders() == [TRAINER, TWO, "spot-0.2"], "a process is started at once"
+        assert stage.standbys() == [STANDBY, "standby-1"]
+    stage.fleet.close()
+    assert all(worker.dead for worker in stage.cluster.workers.values())
 
 
 def test_what_cannot_load_is_tried_ever_less_often_and_ends_no_run():
@@ -224,15 +225,6 @@ def test_a_standby_that_hangs_with_a_place_is_ended_and_a_process_started():
     device.asked_at_s -= 2.0
     settle(stage)
     assert stage.standby.dead and stage.holders() == [TRAINER, TWO, "spot-0.2"]
-
-
-def test_more_losses_than_standbys_are_replaced_by_processes():
-    stage = Stage()
-    stage.lose(ONE)
-    stage.lose(TWO)
-    settle(stage)
-    assert stage.holders() == [TRAINER, "spot-0.1", "spot-1.1"]
-    assert "spot-1.1" in stage.cluster.workers and "spot-0.1" not in stage.cluster.workers
 
 
 def test_none_is_started_unless_it_is_asked_for():
@@ -306,12 +298,6 @@ def test_a_standby_makes_the_bits_of_any_worker_and_writes_the_history_of_its_pl
     lines = [json.loads(line) for line in Path(ready.history).read_text(encoding="utf-8").splitlines()]
     assert [line["event"] for line in lines[:3]] == ["process", "begin", "chunk"]
     assert lines[0]["name"] == "spot-0.1" and lines[1]["lease"] == 7
-
-
-def test_all_are_ended_with_the_fleet():
-    stage = Stage()
-    stage.fleet.close()
-    assert all(worker.dead for worker in stage.cluster.workers.values())
 
 
 def test_with_gpus_standbys_are_refused_in_one_line():

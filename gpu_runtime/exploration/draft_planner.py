@@ -138,9 +138,7 @@ class DraftPlanner:
 
     Args:
         prompts: prompts that may be explored, in a fixed order.
-        settings: limits of the plan.
         arms: at least one fidelity.
-        past: scores from earlier iterations.
         key: numbers that seed this plan's random outcomes, such as run seed and iteration.
     """
 
@@ -349,12 +347,7 @@ class ScoreHistory:
                 self._of_prompt[prompt] = (iteration, _spread(values))
 
     def past(self, prompts: Sequence[int], iteration: int) -> PastScores:
-        """Return past scores of these prompts, and of others to estimate how prompts differ.
-
-        Args:
-            prompts: prompts to explore.
-            iteration: iteration to explore for.
-        """
+        """Return past scores of these prompts, and of others to estimate how prompts differ."""
         own: dict[int, tuple[tuple[float, ...], float]] = {}
         others: list[tuple[int, int]] = []
         explored = set(prompts)
@@ -369,12 +362,10 @@ class ScoreHistory:
 
     def state(self) -> dict[str, Any]:
         """Return JSON values, for a checkpoint."""
-        return {
-            "of_prompt": [[prompt, seen, values] for prompt, (seen, values) in self._of_prompt.items()],
-        }
+        return {"of_prompt": [[prompt, seen, values] for prompt, (seen, values) in self._of_prompt.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore from what `state` returned; other keys of earlier versions are not needed."""
+        """Restore from what `state` returned."""
         self._of_prompt = {prompt: (seen, list(values)) for prompt, seen, values in state["of_prompt"]}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from gpu_runtime.exploration.draft_planner import (
     Arm,
@@ -25,44 +25,28 @@ from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
 from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.exploration.window import WindowForecast
+from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 
 _MOST_ROUNDS = 16
 """Most rounds in which an iteration's drafts are planned; more would learn little more."""
 
 
-class Judgement(Protocol):
-    """A scorer's judgement of an image."""
-
-    @property
-    def value(self) -> float:
-        """The graded score, in [0, 1]."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """True if the image does all that its prompt asks."""
-        ...
+Judgement = Candidate | Score
+"""A scorer's judgement of an image."""
 
 
 class SeedExplorer:
     """A run's knowledge of prompts and seeds, whatever its strategy.
 
     Args:
-        config: the run's configuration.
-        prompt_ids: all training prompts.
         strategy: strategy that chooses among the drafts; the runtime calls it when drafts may be made.
 
     Raises:
         ValueError: if a fidelity is unknown, or more prompts are to be explored than there are.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        prompt_ids: Sequence[int],
-        strategy: Strategy,
-    ) -> None:
+    def __init__(self, config: RunConfig, prompt_ids: Sequence[int], strategy: Strategy) -> None:
         self.strategy = strategy
         self._config = config
         self._settings = config.exploration
@@ -93,7 +77,6 @@ class SeedExplorer:
         """Return the planner of an iteration's drafts.
 
         Args:
-            iteration: iteration to roll out next.
             budget: cost of all drafts, in full drafts; None for every candidate.
             devices: devices that draft one batch each at a time. The plan depends on their number.
         """
@@ -122,8 +105,6 @@ class SeedExplorer:
         """Return the seeds to roll out, from the drafts that were judged in time.
 
         Args:
-            iteration: iteration to roll out next.
-            planner: planner that asked for the drafts.
             candidates: the drafts that were made.
         """
         made = tuple(sorted(candidates, key=lambda draft: (draft.prompt_id, draft.seed_index)))
@@ -155,7 +136,6 @@ class SeedExplorer:
         """Compare the drafts of a plan, or of the refused one before it, with fresh scores of their seeds.
 
         Args:
-            plan: the iteration's plan.
             rescored: the judged drafts of `monitored`.
             rolled: the rollout's judgements by prompt and seed; may be empty.
 
@@ -182,18 +162,16 @@ class SeedExplorer:
             fresh_scores.append(self.signal(now))
             # The graded score shows a change long before an image turns from wrong to right.
             moved = moved or draft.value != now.value
-            self._fidelities.note_stale(draft.fidelity, draft.prompt_id, self.signal(draft), self.signal(now))
+            self._fidelities.note(draft.fidelity, draft.prompt_id, self.signal(draft), self.signal(now))
         for draft in again:
             now = fresh.get((draft.prompt_id, draft.seed_index))
             if draft.fidelity != FULL and now is not None:
-                self._fidelities.note_fresh(
-                    draft.fidelity, draft.prompt_id, self.signal(draft), self.signal(now)
-                )
+                scores = self.signal(draft), self.signal(now)
+                self._fidelities.note(draft.fidelity, draft.prompt_id, *scores, fresh=True)
         self._fidelities.end_iteration()
         if not pairs:
             return None
-        group = self._config.algorithm.group_size
-        agreement = compare(pairs, group)
+        agreement = compare(pairs, self._config.algorithm.group_size)
         return self._monitor.verdict(plan.iteration, agreement, moved)
 
     def signal(self, judgement: Judgement) -> float:
@@ -213,8 +191,7 @@ class SeedExplorer:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore from what `state` returned."""
         self._history.restore(state["history"])
-        # A checkpoint of an earlier version lacks them: they are measured again.
-        self._fidelities.restore(state.get("fidelities", {}))
+        self._fidelities.restore(state["fidelities"])
         self.forecast.restore(state["forecast"])
         self._monitor.restore(state["ranks"])
         self.strategy.restore(state["strategy"])
@@ -222,15 +199,12 @@ class SeedExplorer:
     def _arms(self) -> list[Arm]:
         """Return full drafts and the measured previews; full drafts also where no preview is measured."""
         full = self._fidelities.full_draft()
-        previews = {
-            name: self._fidelities.preview(name, cost) for name, cost in self._cost.items() if name != FULL
-        }
-        arms = [full if name == FULL else previews[name] for name in (FULL, *previews)]
-        return [arm for arm in arms if arm is not None and arm.fidelity in self._cost] or [full]
+        previews = [self._fidelities.preview(name, cost) for name, cost in self._cost.items() if name != FULL]
+        known = [arm for arm in previews if arm is not None]
+        return [full, *known] if FULL in self._cost else known or [full]
 
 
 def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
-    """Return the metrics of an iteration's exploration."""
     # Both means are over the same prompts, those with enough judged drafts, so that they can be compared.
     explored = [prompt for prompt in choice.seeds if prompt in choice.random]
     reached = {draft.prompt_id for draft in made if draft.error is None}

@@ -106,8 +106,6 @@ class DraftReliability:
         """Record a pair of the running iteration; it counts once the iteration has ended.
 
         Args:
-            prompt: identifier of the prompt.
-            draft: score of the draft.
             full: score of the full sample.
         """
         self._now.append((prompt, draft, full))
@@ -155,36 +153,19 @@ class MeasuredFidelities:
     A draft in use is judged stale: older weights drew it, and a fresh full score shows what it should
     have been. Previews, in use or not, are also judged fresh, drawn by the weights of that score: so a
     preview can prove itself before it is used, and staleness is known even while no full draft is made.
-
-    Args:
-        previews: names of the previews that may be used.
     """
 
     def __init__(self, previews: Iterable[str]) -> None:
         self._fresh = {name: DraftReliability() for name in previews}
         self._stale = {name: DraftReliability() for name in (FULL, *self._fresh)}
 
-    def note_stale(self, fidelity: str, prompt: int, draft: float, full: float) -> None:
-        """Record a draft that was used, and its fresh full score.
+    def note(self, fidelity: str, prompt: int, draft: float, full: float, fresh: bool = False) -> None:
+        """Record the score of a draft, and that of the full sample with the rollout's weights.
 
         Args:
-            fidelity: fidelity of the draft.
-            prompt: identifier of the prompt.
-            draft: score of the draft.
-            full: score of the full sample with the rollout's weights.
+            fresh: True for a preview with these weights too; False for a draft that was used.
         """
-        self._stale[fidelity].note(prompt, draft, full)
-
-    def note_fresh(self, preview: str, prompt: int, draft: float, full: float) -> None:
-        """Record a preview and a full score of the same weights.
-
-        Args:
-            preview: fidelity of the preview.
-            prompt: identifier of the prompt.
-            draft: score of the preview.
-            full: score of the full sample.
-        """
-        self._fresh[preview].note(prompt, draft, full)
+        (self._fresh if fresh else self._stale)[fidelity].note(prompt, draft, full)
 
     def end_iteration(self) -> None:
         """Let the recorded pairs count from now on."""

@@ -56,7 +56,6 @@ class SeedEvidence:
     """An iteration's evidence on the choice of its seeds and of the next ones.
 
     Attributes:
-        config: settings of the run.
         scores: scores learned from, by prompt, of samples that were not chosen by their score: the drafts, or
             the rollout where it had none.
         spread: mean variance of random, kept and rolled-out groups of the same prompts; None where chosen
@@ -80,8 +79,6 @@ class SeedEvidence:
 
 @dataclass(frozen=True)
 class _Iteration:
-    """The times and counts of an iteration."""
-
     number: int
     times: IterationTimes
     samples: int
@@ -135,9 +132,6 @@ class MeasuredIterations:
         """Add an iteration.
 
         Args:
-            number: number of the iteration.
-            times: what it took.
-            seeds: evidence on its seeds.
             figures: figures of the drafts that it was trained on; None where there were none.
         """
         if seeds.spread is not None:
@@ -157,24 +151,22 @@ class MeasuredIterations:
         every = [*self._iterations, added]
         # What an estimate needs stays, however long ago it was.
         kept_numbers = {one.number for one in every[-_REMEMBERED:]} | {
-            one.number for tells in _TELLING for one in _last(every, tells)
+            one.number for fact in _TELLING for one in _last(every, fact)
         }
         self._iterations = [one for one in every if one.number in kept_numbers]
 
     def times(self) -> Times | None:
         """Return the seconds that samples and drafts take; None while rollout or training is not measured."""
-        rolling, on_all = (_last(self._iterations, tells) for tells in (_tells_rollout, _tells_spot_training))
-        training = _last(self._iterations, _tells_training) or on_all
+        rolling, alone, on_all, drafting, plain, beside, spot_beside = (
+            _last(self._iterations, fact)
+            for fact in ("rollout", "training", "spot training", "drafts", "plain", "beside", "spot beside")
+        )
+        training = alone or on_all
         if not rolling or not training:
             return None
         rollout_s = statistics.median(one.times.rollout_s / one.rolled for one in rolling)
-        drafting = _last(self._iterations, _tells_drafts)
         # Until one is judged, a draft takes as long as a rollout, whose steps it has.
         assumed_s = rollout_s * statistics.median(one.times.rollers for one in rolling)
-        beside, spot_beside = (
-            _last(self._iterations, tells) for tells in (_tells_beside, _tells_spot_beside)
-        )
-        plain = _last(self._iterations, _tells_plain)
         plain_rest_s, drafting_rest_s = (
             statistics.median(map(_rest_s, some)) for some in (plain or drafting, drafting or plain)
         )
@@ -190,7 +182,9 @@ class MeasuredIterations:
             ),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
             beside_s=statistics.median(map(_beside_alone_s, beside or spot_beside)),
-            spot_beside_s=_beside_s(spot_beside),
+            spot_beside_s=statistics.median(
+                [one.times.beside_s / one.rolled for one in spot_beside] or [0.0]
+            ),
             spot_train_s=statistics.median(map(_train_s, on_all)) if on_all else None,
         )
 
@@ -212,49 +206,22 @@ class MeasuredIterations:
         self._gains = [(kept, rolled) for kept, rolled in state["gains"]]
 
 
-def _tells_rollout(one: _Iteration) -> bool:
-    """Return False if kept drafts were most of its samples."""
-    return 2 * one.rolled >= one.samples
+_TELLING: dict[str, Callable[[_Iteration], bool]] = {
+    "rollout": lambda one: 2 * one.rolled >= one.samples,  # not if kept drafts were most of its samples
+    "training": lambda one: one.times.trained > 0 and not one.spot_trainers,
+    "spot training": lambda one: one.times.trained > 0 and one.spot_trainers > 0,
+    "beside": lambda one: 2 * one.rolled >= one.samples and not one.spot_trainers,
+    "spot beside": lambda one: 2 * one.rolled >= one.samples and one.spot_trainers > 0,
+    "drafts": lambda one: one.drafts is not None,
+    "plain": lambda one: one.drafts is None,
+}
+"""Whether an iteration tells something."""
 
 
-def _tells_training(one: _Iteration) -> bool:
-    return one.times.trained > 0 and not one.spot_trainers
-
-
-def _tells_spot_training(one: _Iteration) -> bool:
-    return one.times.trained > 0 and one.spot_trainers > 0
-
-
-def _tells_beside(one: _Iteration) -> bool:
-    return _tells_rollout(one) and not one.spot_trainers
-
-
-def _tells_spot_beside(one: _Iteration) -> bool:
-    return _tells_rollout(one) and one.spot_trainers > 0
-
-
-def _tells_plain(one: _Iteration) -> bool:
-    return one.drafts is None
-
-
-def _tells_drafts(one: _Iteration) -> bool:
-    return one.drafts is not None
-
-
-_TELLING = (
-    _tells_rollout, _tells_training, _tells_spot_training, _tells_beside, _tells_spot_beside, _tells_drafts,
-    _tells_plain,
-)  # fmt: skip
-
-
-def _last(iterations: Iterable[_Iteration], tells: Callable[[_Iteration], bool]) -> list[_Iteration]:
+def _last(iterations: Iterable[_Iteration], fact: str) -> list[_Iteration]:
     """Return the last iterations that tell something, without the first one where others do."""
-    found = [one for one in iterations if tells(one)][-_REMEMBERED:]
+    found = [one for one in iterations if _TELLING[fact](one)][-_REMEMBERED:]
     return [one for one in found if one.number > 1] or found
-
-
-def _beside_s(iterations: Sequence[_Iteration]) -> float:
-    return statistics.median([one.times.beside_s / one.rolled for one in iterations] or [0.0])
 
 
 def _beside_alone_s(one: _Iteration) -> float:
@@ -271,7 +238,6 @@ def _usual_draft_s(drafting: Sequence[_Iteration], assumed_s: float) -> float:
     """Return a device's seconds per draft: all of the window counts, whatever the drafts waited for.
 
     Args:
-        drafting: iterations in which drafts were begun.
         assumed_s: seconds where none of them was judged.
     """
     spent = [

@@ -61,9 +61,7 @@ class Review:
     """The staleness monitor's finding.
 
     Attributes:
-        agreement: agreement of stale and fresh scores.
         trusted: True if drafts with stale weights may go on choosing seeds.
-        notes: events to record.
     """
 
     agreement: Agreement
@@ -72,11 +70,7 @@ class Review:
 
 
 class RankMonitor:
-    """A check of some prompts' drafts every iteration, which remembers the last reviews.
-
-    Args:
-        settings: settings of exploration.
-    """
+    """A check of some prompts' drafts every iteration, which remembers the last reviews."""
 
     def __init__(self, settings: ExplorationConfig) -> None:
         self._settings = settings
@@ -111,8 +105,6 @@ class RankMonitor:
         """Return the verdict on an iteration's agreement, together with the reviews before it.
 
         Args:
-            iteration: iteration whose drafts were compared.
-            agreement: agreement of their stale and fresh scores.
             moved: True if any graded score has changed.
         """
         least = self._settings.min_spearman
@@ -153,7 +145,6 @@ def compare(pairs: Pairs, group_size: int) -> Agreement:
 
     Args:
         pairs: as many stale as fresh scores of each prompt, in the order of their seeds.
-        group_size: seeds kept per prompt.
     """
     arrays = [(np.asarray(stale, float), np.asarray(fresh, float)) for stale, fresh in pairs.values()]
     ranks = [(_ranks(stale), _ranks(fresh)) for stale, fresh in arrays]

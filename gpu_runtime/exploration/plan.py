@@ -55,8 +55,6 @@ class SeedPlan:
         seeds: seed indices of each prompt_id; every prompt has the same number.
         candidates: drafts that it was chosen from; empty in a plain plan.
         compared: prompts with enough drafts to estimate the variance of a random group.
-        figures: metrics of exploration, by name.
-        notes: events to record.
         refused: True if the ranks of its drafts cannot be trusted; draft again with fresh weights.
         superseded: drafts of the refused plan that this one replaces.
     """
@@ -105,13 +103,11 @@ def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
         iteration=values["iteration"],
         seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
         candidates=tuple(Candidate(**draft) for draft in values["candidates"]),
-        # Plans of earlier checkpoints have more of these prompts.
-        compared=tuple(values.get("compared", [prompt for prompt, _ in values.get("pool", ())])),
+        compared=tuple(values["compared"]),
         figures=dict(values["figures"]),
         notes=tuple((kind, message) for kind, message in values["notes"]),
         refused=values["refused"],
-        # Plans of earlier checkpoints have none.
-        superseded=tuple(Candidate(**draft) for draft in values.get("superseded", ())),
+        superseded=tuple(Candidate(**draft) for draft in values["superseded"]),
     )
 
 
@@ -122,9 +118,6 @@ def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, i
     prompt occurs twice in an iteration.
 
     Args:
-        prompt_ids: all training prompts.
-        count: prompts per iteration.
-        run_seed: seed of the run.
         iteration: number of the iteration, from 1.
 
     Raises:
@@ -164,8 +157,6 @@ def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> Se
     """Return the first `group_size` seeds of each prompt: noise streams differ by iteration anyway.
 
     Args:
-        prompt_ids: prompts of the iteration.
-        group_size: seeds of each prompt, G.
         iteration: number of the iteration, from 1.
     """
     return SeedPlan(iteration, {prompt: tuple(range(group_size)) for prompt in prompt_ids})
@@ -181,9 +172,6 @@ def rollout_requests(
     """Return the requests of a plan, ordered by prompt and seed.
 
     Args:
-        plan: seeds of the iteration.
-        prompts: prompts by identifier.
-        run_seed: seed of the run.
         policy_version: version of the weights to generate with.
     """
     return [
@@ -206,7 +194,6 @@ def seed_figures(plan: SeedPlan, signal: Scores, value: Scores) -> dict[str, flo
     """Return the metrics of an iteration: those of exploration, and how its seeds turned out.
 
     Args:
-        plan: the iteration's plan.
         signal: score learned from, of every judged sample.
         value: graded scores of the same samples.
 

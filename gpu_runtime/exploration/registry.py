@@ -27,7 +27,6 @@ class StrategyPlugin:
 
     Attributes:
         build: function that builds it from its options.
-        options: model of its `[exploration.options]`.
         explorer: class that learns about prompts and plans drafts; a subclass explores other prompts,
             allocates drafts in another way, or reviews them by another measure.
     """

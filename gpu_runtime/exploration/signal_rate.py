@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 UNTRIED = 1.1
 """Ratio to the present strategy's signal per second from which one is preferred that was not measured yet."""
@@ -64,7 +63,6 @@ class Contrast:
         """Return the contrast that chosen groups have once newer weights have rolled them out.
 
         Args:
-            random: contrast of groups that nothing chose.
             holds: share r^2 of the choice's gain that holds, in [0, 1].
         """
         variance = holds * self.deviation**2 + (1 - holds) * random.deviation**2
@@ -124,25 +122,14 @@ class Times:
     spot_train_s: float | None = None
     spot_beside_s: float = 0.0
 
-    def waiting_s(self, rolled: float) -> float:
-        """Return the wait for the last scores if so many samples are rolled out."""
-        return self.judging_s * rolled
-
     def training_left_s(self, trained: float, rolled: float) -> float:
-        """Return the training of so many samples that is left after that wait."""
+        """Return the training of so many samples that is left after the wait for the last scores."""
         return max(0.0, self.train_s * trained - self.beside_s * rolled)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for a strategy.
-
-    Attributes:
-        contrast: contrast of the groups trained on.
-        drafts: drafts of an iteration.
-        signal: signal of an iteration.
-        iteration_s: its seconds.
-    """
+    """The prediction for a strategy."""
 
     contrast: Contrast
     drafts: float
@@ -163,11 +150,9 @@ def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
     """Return the prediction without exploration: rollout, scores and training follow each other.
 
     Args:
-        work: settings of an iteration.
-        times: measured seconds.
         random: contrast of groups that nothing chose.
     """
-    window_s = times.waiting_s(work.samples) + times.training_left_s(work.trained(random), work.samples)
+    window_s = times.judging_s * work.samples + times.training_left_s(work.trained(random), work.samples)
     whole_s = times.rest_s + times.rollout_s * work.samples + window_s
     return Prediction(random, 0.0, random.signal(work.samples), whole_s)
 
@@ -193,13 +178,28 @@ def predict_drafting(
     """Return the prediction with drafts in the training window.
 
     Args:
-        work: settings of an iteration.
         times: measured seconds; at least one device can draft.
-        random: contrast of groups that nothing chose.
         chosen: contrast of the groups chosen from so many drafts.
         holds: share of their gain that holds once they are rolled out again; None if drafts are trained on.
     """
-    made = partial(_with_drafts, work, times, random, chosen, holds)
+
+    def made(drafts: float) -> _WithDrafts:
+        contrast, each, rolled = chosen(drafts), 1.0, float(work.samples)
+        if holds is None:
+            rolled = max(0.0, rolled - drafts * work.saving)
+        else:
+            contrast, each = contrast.rolled_out_again(random, holds), 1 + work.rescored
+        waiting_s = times.judging_s * rolled
+        left_s = times.training_left_s(work.trained(contrast), rolled)
+        made_s, judged_s = each * times.draft_s / times.drafters, each * times.judging_s
+        return _WithDrafts(
+            contrast,
+            rolled,
+            waiting_s + left_s,
+            max(drafts * made_s, waiting_s + drafts * judged_s),
+            min(_over(waiting_s + left_s, made_s), _over(left_s, judged_s)),
+        )
+
     drafts = work.most_drafts
     if work.ends_with_training:
         drafts = _number_that_fits(lambda number: made(number).fitting, drafts)
@@ -214,8 +214,6 @@ class _WithDrafts:
     """An iteration with a number of drafts.
 
     Attributes:
-        contrast: contrast of the groups trained on.
-        rolled: samples rolled out.
         window_s: wait for their last scores and training.
         drafting_s: seconds from the window's opening until the last draft is judged.
         fitting: drafts that could be made and judged in this window.
@@ -228,31 +226,6 @@ class _WithDrafts:
     fitting: float
 
 
-def _with_drafts(
-    work: Workload,
-    times: Times,
-    random: Contrast,
-    chosen: Callable[[float], Contrast],
-    holds: float | None,
-    drafts: float,
-) -> _WithDrafts:
-    contrast, each, rolled = chosen(drafts), 1.0, float(work.samples)
-    if holds is None:
-        rolled = max(0.0, rolled - drafts * work.saving)
-    else:
-        contrast, each = contrast.rolled_out_again(random, holds), 1 + work.rescored
-    waiting_s = times.waiting_s(rolled)
-    left_s = times.training_left_s(work.trained(contrast), rolled)
-    made_s, judged_s = each * times.draft_s / times.drafters, each * times.judging_s
-    return _WithDrafts(
-        contrast,
-        rolled,
-        waiting_s + left_s,
-        max(drafts * made_s, waiting_s + drafts * judged_s),
-        min(_over(waiting_s + left_s, made_s), _over(left_s, judged_s)),
-    )
-
-
 def _over(whole_s: float, each_s: float) -> float:
     return whole_s / each_s if each_s else math.inf
 
@@ -262,7 +235,6 @@ def _number_that_fits(fitting: Callable[[float], float], most: float) -> float:
 
     Args:
         fitting: function of a number of drafts: how many its window holds.
-        most: largest number wanted.
     """
     too_many, drafts = most, most
     for _ in range(_MOST_TURNS):
@@ -287,9 +259,7 @@ def preferred(rates: Mapping[str, float], present: str, baseline: str, tried: fr
 
     Args:
         rates: predicted signal per second, by strategy; strategies that are not possible are left out.
-        present: strategy followed now.
         baseline: strategy that explores nothing; always possible.
-        tried: strategies that were measured.
     """
     now = rates.get(present, 0.0)
     if now <= rates[baseline]:

@@ -45,7 +45,6 @@ class WindowForecast:
 
         Args:
             elapsed_s: time since the window opened.
-            full_drafts: cost of the drafts to begin, in full drafts.
         """
         if not self._train_s or not self._draft_s:
             return True
@@ -77,9 +76,7 @@ class DraftGate:
         """Return True if a device may begin a batch.
 
         Args:
-            device: name of the device.
             elapsed_s: time since the window opened.
-            full_drafts: cost of the batch, in full drafts.
         """
         if device in self._tried and not self._fits(elapsed_s, full_drafts):
             return False

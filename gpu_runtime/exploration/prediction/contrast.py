@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_runtime.exploration.prediction.expected_gain import best_spread, random_outcomes
+from gpu_runtime.exploration.prediction.expected_gain import best_spread, random_outcomes, totals_ahead
 from gpu_runtime.exploration.prediction.score_model import ScoreModel
 from gpu_runtime.exploration.signal_rate import Contrast
 
@@ -27,9 +27,6 @@ _MOST_GROUPS = 256
 
 _EQUAL = 1e-8
 """Largest deviation of a group without contrast."""
-
-_AHEAD = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-"""Drafts of a prompt whose contrast is computed, as parts of the way from a group to all candidates."""
 
 
 class ExpectedContrast:
@@ -66,7 +63,7 @@ class ExpectedContrast:
         whole = _PROMPTS // explored * explored
         drawn_RN = drawn_RN[np.random.Generator(np.random.Philox(list(key))).permutation(_PROMPTS)[:whole]]
         self.random = _contrast(drawn_RN[:, :group_size].var(axis=1))
-        totals = np.unique(np.round([group_size + part * (most - group_size) for part in _AHEAD])).astype(int)
+        totals = totals_ahead(group_size, most)
         found = [
             _contrast(_best(best_spread(drawn_RN[:, :total], group_size), prompts, explored))
             for total in totals

@@ -61,7 +61,7 @@ class ValueCurves:
         key: tuple[int, ...],
     ) -> None:
         self._group = group_size
-        self._totals = _totals(group_size, candidates)
+        self._totals = totals_ahead(group_size, candidates)
         self._known = np.array([len(scores) for scores in judged])
         self._now = np.full(len(judged), np.nan)
         outcomes = int(np.clip(_OUTCOMES // max(1, len(judged)), _FEWEST, _MOST))
@@ -135,7 +135,8 @@ def _spread(total: np.ndarray, squares: np.ndarray, size: int) -> np.ndarray:
     return squares / size - (total / size) ** 2
 
 
-def _totals(group: int, candidates: int) -> np.ndarray:
+def totals_ahead(group: int, candidates: int) -> np.ndarray:
+    """Return the totals of a prompt's drafts whose value is computed, ascending from a group's size."""
     ahead = max(0, candidates - group)
     return np.unique(np.round([group + part * ahead for part in _AHEAD]).astype(int))
 
@@ -149,7 +150,6 @@ def random_outcomes(
     leaves little of its success rate to chance.
 
     Args:
-        key: numbers that seed them.
         outcomes: number R of outcomes.
         drafts: number N of drafts.
     """

@@ -111,7 +111,6 @@ class ScoreModel:
     Args:
         judged: each prompt's scores so far, P of them.
         own: each prompt's past scores and the weight of each of them, P of them.
-        others: scores of other prompts, prompt by prompt.
     """
 
     def __init__(
@@ -247,7 +246,6 @@ def _together(
 
 
 def _urn_width(seen: _Scores, scale: _Scale, posterior_PK: np.ndarray) -> float | None:
-    """Return `score_urn.best_width`, from as many prompts as the prior is estimated from."""
     sample = slice(None, None, -(-len(posterior_PK) // _MOST_FOR_PRIOR))
     # The posterior without one score of a bin is the posterior with it, over the bin's probability.
     model_PB = 1 / np.einsum("pk,bk->pb", posterior_PK[sample], np.exp(-scale.logs_BK))

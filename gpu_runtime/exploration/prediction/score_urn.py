@@ -35,8 +35,6 @@ def bin_probabilities(edges: np.ndarray, locations: np.ndarray, scales: np.ndarr
 
     Args:
         edges: latent numbers between the bins, ascending, (B - 1,).
-        locations: locations of logistic distributions.
-        scales: their scales.
     """
     bounds = np.concatenate([[-np.inf], edges, [np.inf]])
     below = 1 / (1 + np.exp(np.clip((locations - bounds[:, None]) / scales, -700, 700)))

@@ -126,11 +126,7 @@ class Auto(Strategy):
         return dict(self._decisions)
 
     def repeat(self, decisions: Mapping[int, str], settings: ExplorationConfig) -> None:
-        """Follow recorded decisions as far as they go.
-
-        Raises:
-            ConfigurationError: a decision names an unknown strategy, or one that the settings rule out.
-        """
+        """Follow recorded decisions as far as they go."""
         cheaper = settings.fidelities != (FULL,)
         for iteration, name in decisions.items():
             if name not in _CHOICES:
@@ -189,7 +185,6 @@ class Auto(Strategy):
         return f"{'still ' if self._decided == before else ''}{self._decided} from here on: {why}"
 
     def _choice(self, present: str, iteration: int, config: RunConfig) -> tuple[str, str]:
-        """Return the strategy with most signal per second, and the reason in words."""
         times, scores = self._measured.times(), self._measured.scores
         if times is None or not scores:
             return present, "no iteration has trained on samples yet, so nothing can be compared"
@@ -251,7 +246,6 @@ class Auto(Strategy):
 
 
 def _reason(predicted: Mapping[str, Prediction], chosen: str) -> str:
-    """Return what was predicted, for users."""
     plain = predicted[_PLAIN]
     drafting = {name: one for name, one in predicted.items() if name != _PLAIN}
     gains = ", ".join(f"{name} {one.rate / plain.rate:.2f}" for name, one in drafting.items())

@@ -83,7 +83,6 @@ class Drafting(Protocol):
         """Draft now, with the current weights, on every device, while the rollout waits.
 
         Args:
-            iteration: iteration to roll out next.
             as_in_window: True for as many drafts as a training window would hold, instead of every candidate,
                 where exploration.drafts sets no number. The plan is plain before a window was measured.
         """
@@ -150,7 +149,6 @@ class Strategy:
 
         Args:
             iteration: iteration to choose seeds for; the one before is about to be rolled out.
-            drafting: drafting of the run.
 
         Returns:
             The work to do beside it; None to choose the seeds once that iteration is over.
@@ -158,28 +156,17 @@ class Strategy:
         return None
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Choose the seeds of the iteration to roll out next, where none were chosen ahead.
-
-        Args:
-            iteration: iteration to choose seeds for.
-            drafting: drafting of the run.
-        """
+        """Choose the seeds of the iteration to roll out next, where none were chosen ahead."""
         return drafting.plain(iteration)
 
     def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Choose seeds again, in place of a plan whose drafts are not trusted.
-
-        Args:
-            iteration: iteration to roll out next.
-            drafting: drafting of the run.
-        """
+        """Choose seeds again, in place of a plan whose drafts are not trusted."""
         return drafting.on_all_devices(iteration)
 
     def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
         """Choose the drafts to keep: by default the group of largest variance, by exact selection.
 
         Args:
-            planner: planner of the drafts.
             judged: score of each judged draft, by prompt and seed index; the value that is learned from.
         """
         return planner.choose()
@@ -199,7 +186,6 @@ class Strategy:
         """Follow recorded decisions instead of measured times, as far as they go.
 
         Args:
-            decisions: strategy decided on, by iteration.
             settings: settings of the run, which may differ from those of the run that decided.
 
         Raises:

@@ -220,14 +220,6 @@ def test_an_iteration_that_is_drafted_anew_counts_once():
     assert other.past([9], 3) == history.past([9], 3)
 
 
-def test_a_history_as_an_earlier_version_wrote_it_is_read():
-    history = ScoreHistory()
-    history.restore({"of_prompt": [[1, 2, [0.5, 0.0]]], "recent": [[0.5, 0.0]], "newest": 2})
-    assert history.past([1], 2).own == {1: ((0.5, 0.0), 1.0)}
-    history.restore({"of_prompt": [], "recent": [[0.5]]})
-    assert history.past([1], 2) == PastScores()
-
-
 def test_the_order_of_prompts_changes_nothing():
     def score(draft):
         return ((draft.prompt_id * 7 + draft.seed_index * 13) % 11) / 10

@@ -78,16 +78,16 @@ def test_staleness_is_known_while_only_previews_are_drafted():
     old = [0.0, 0.75, 1.0, 0.25] * 16  # by 0.1875 / 0.625 = 0.3
     assert known.preview("preview-4", 0.5) is None
     for score, haste, truth in zip(full, hasty, full, strict=True):
-        known.note_stale(FULL, 0, score, truth)
-        known.note_fresh("preview-4", 0, haste, truth)
+        known.note(FULL, 0, score, truth)
+        known.note("preview-4", 0, haste, truth, fresh=True)
     known.end_iteration()
     assert known.full_draft().reliability == pytest.approx(1.0)
     unused = known.preview("preview-4", 0.5)
     assert unused is not None and unused.reliability == pytest.approx(0.36)
     for _ in range(9):  # in use: no full draft is made any more, and weights have begun to move
         for score, haste, truth in zip(old, hasty, full, strict=True):
-            known.note_stale("preview-4", 0, score, truth)
-            known.note_fresh("preview-4", 0, haste, truth)
+            known.note("preview-4", 0, score, truth)
+            known.note("preview-4", 0, haste, truth, fresh=True)
         known.end_iteration()
     used = known.preview("preview-4", 0.5)
     assert used is not None and used.reliability == pytest.approx(0.09)

@@ -133,9 +133,10 @@ def mean_gradients(run: TinyRun, losses: Sequence[torch.Tensor] | Iterable[torch
 
 
 def assert_same_gradients(found: Gradients, expected: Gradients) -> None:
-    """Each weight's differ by less than 1e-5 of all of them."""
+    """Each weight's differ by less than 1e-5 of all of them; those without one should have none."""
     scale = math.sqrt(sum(float(total.norm()) ** 2 for total in expected.values()))
     assert scale > 0
+    assert not any(total.any() for name, total in expected.items() if name not in found)
     for name, grad in found.items():
         assert float((grad - expected[name]).norm()) < 1e-5 * scale, name
 

@@ -117,8 +117,6 @@ def normal(
     """Return standard normal draws, one of `shape` per stream (Box-Muller on Philox words).
 
     Args:
-        streams: B identities.
-        purpose: purpose of the draw.
         step: denoising step of the draw (or index among several of the same kind), 0 if it has none.
         shape: shape of one draw.
 
@@ -139,8 +137,6 @@ def integers(streams: Sequence[NoiseStream], purpose: Purpose, bound: int) -> li
     """Return one integer in 0 .. bound - 1 per stream (multiply-shift; bias below bound / 2**32).
 
     Args:
-        streams: B identities.
-        purpose: purpose of the draw.
         bound: upper bound, from 1 to 2**32 - 1.
     """
     if not 1 <= bound < WORD:
@@ -153,8 +149,6 @@ def uniform(streams: Sequence[NoiseStream], purpose: Purpose, step: int) -> torc
     """Return one number in (0, 1) per stream: float64 on the CPU, shape (B,).
 
     Args:
-        streams: B identities.
-        purpose: purpose of the draw.
         step: denoising step of the draw, or index among several of the same kind.
     """
     words = _words(streams, purpose, step, 1)[:, 0].to(torch.float64)

@@ -36,8 +36,6 @@ class Sampler:
     """A generator of samples with the model's current weights, in batches of one fixed shape.
 
     Args:
-        model: model of rollouts and drafts.
-        sampling: settings of the sampler.
         evaluated: the same model at the size of held-out images; None where they have the same size.
     """
 

@@ -42,7 +42,6 @@ class SampleState:
     """A sample in flight: everything another worker needs to continue with it.
 
     Attributes:
-        request: identity of the sample.
         step: denoising steps done.
         window_start: first stochastic step (rollout and explore).
         latents_SC: latents, float32 on the CPU.
@@ -61,7 +60,6 @@ class GeneratedImage:
     """The image of a finished sample: all that a scorer needs.
 
     Attributes:
-        request: identity of the sample.
         image_HWC: image, uint8 RGB, shape (H, W, 3); for a clip its F frames, (F, H, W, 3).
     """
 
@@ -74,7 +72,6 @@ class GeneratedSample(GeneratedImage):
     """A finished sample.
 
     Attributes:
-        trajectory: stochastic steps of the sample.
         latents_SC: float32 latents from which the image was decoded.
     """
 

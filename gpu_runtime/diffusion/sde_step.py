@@ -118,7 +118,6 @@ def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch
     Args:
         kind: `flow`, `cps` or `none`.
         next_BSC: latents x' after the step, shape (B, S, C).
-        policy: distribution of the step.
     """
     squared_BSC = (next_BSC - policy.mean_BSC) ** 2
     if kind != "flow":

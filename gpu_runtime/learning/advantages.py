@@ -35,7 +35,6 @@ def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarra
 
     Args:
         term_KPG: K rewards of P groups of G, any float type; NaN where a reward does not count.
-        weight_K: weights of the rewards.
 
     Returns:
         float64 of shape (P, G); each group's mean is 0.
@@ -136,7 +135,6 @@ def training_samples(
     Args:
         samples: P * G samples, the groups one after another.
         scores: their scores, in the same order.
-        algorithm: settings of how advantages are normalised.
         signal: figure of a score that counts (`reward.signal`).
         policy_version: version of the weights that training begins with; samples of another one are stale.
             None: the version that drew all samples.
@@ -185,7 +183,6 @@ def check_versions(samples: Sequence[GeneratedSample], policy_version: int, olde
     the only check: a device computes with weights of a version only while their checksum is that version's.
 
     Args:
-        samples: samples of an iteration.
         policy_version: version of the weights that training begins with.
         oldest: oldest version allowed; below `policy_version` only where a strategy trains on its drafts.
 

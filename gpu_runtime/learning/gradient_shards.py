@@ -140,9 +140,7 @@ class Accumulation:
     The gradient of the shard that was computed last is in the weights, those of others are kept aside.
 
     Args:
-        objective: objective that adds a batch's gradient to the weights'.
         weights: trained weights by name; none of them has a gradient yet.
-        batches: what cuts rows into batches.
     """
 
     def __init__(

@@ -24,7 +24,6 @@ class LoraLinear(lora.Linear):
         Args:
             x: input, shape (..., inputs).
             args: further arguments of the base layer; with any, PEFT's implementation is used.
-            kwargs: further arguments of the base layer by name.
         """
         name = next(iter(self.active_adapters), "")
         if x.dtype != torch.bfloat16 or args or kwargs or not self._is_plain(name):

@@ -25,7 +25,6 @@ class Policy:
 
     Args:
         model: loaded model; its transformer gets the adapters.
-        adaptation: settings of what to train.
         seed: seed of the adapters' random half, so that every worker builds the same ones.
         keeps_reference: True if `reference()` will be used; a copy of weights needs memory for it.
         adapter: LoRA to start from (`model.adapter`); empty to start at the model itself.
@@ -80,8 +79,11 @@ class Policy:
         return self.full_state(self.local_state())
 
     def local_state(self) -> WeightState:
-        """Return a copy of this process's part of the trained weights: all of them."""
-        return {name: weight.detach().cpu().float().numpy().copy() for name, weight in self.trained.items()}
+        """Return a copy of this process's part of the trained weights."""
+        return {
+            name: local_shard(weight.detach()).cpu().float().numpy().copy()
+            for name, weight in self.trained.items()
+        }
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
         """Return the whole of a state from this process's part of it, which is already the whole."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.learning.objectives.options import (
@@ -14,7 +13,7 @@ from gpu_runtime.learning.objectives.options import (
     GuardOptions,
     NftOptions,
 )
-from storage.config.plugins import NoOptions, Registry, as_values, read_options
+from storage.config.plugins import NoOptions, Registry, as_values, lazily, read_options
 from storage.config.run_config import AlgorithmConfig, EvaluationConfig, RunConfig, SamplingConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
@@ -32,7 +31,6 @@ class ObjectivePlugin:
     Attributes:
         build: class of it, or a function: of a policy, its sampler, the settings of sampling, the weight of
             the KL to the reference policy, and options.
-        options: model of its `[algorithm.options]`.
         title: name of the method in texts; empty for the name in the settings.
         clips_ratio: True if it clips the ratio of new to old probabilities.
         needs_reference: True if it needs the reference policy, whatever `algorithm.kl_weight` is.
@@ -61,16 +59,12 @@ def build_objective(
     """Build the objective that the settings name.
 
     Args:
-        policy: policy to train.
         sampler: source of conditioning and schedule, the same as in the rollout.
-        sampling: settings of the rollout.
-        algorithm: settings that name the objective.
 
     Raises:
         ConfigurationError: if there is no objective of that name, or one of its options is wrong.
     """
-    plugin = OBJECTIVES.find(algorithm.objective)
-    options = read_options("algorithm.options", plugin.options, algorithm.options)
+    plugin, options = _named(algorithm)
     return plugin.build(policy, sampler, sampling, algorithm.kl_weight, options)
 
 
@@ -80,8 +74,7 @@ def read_objective_options(config: RunConfig) -> RunConfig:
     Raises:
         ConfigurationError: if there is no such objective, or a setting does not fit it.
     """
-    plugin = OBJECTIVES.find(config.algorithm.objective)
-    options = read_options("algorithm.options", plugin.options, config.algorithm.options)
+    plugin, options = _named(config.algorithm)
     plugin.check(config.sampling, config.algorithm, options)
     algorithm = config.algorithm.model_copy(update={"options": as_values(options)})
     return config.model_copy(update={"algorithm": algorithm})
@@ -111,18 +104,13 @@ def rows_of_sample(sampling: SamplingConfig, algorithm: AlgorithmConfig) -> floa
     Raises:
         ConfigurationError: if there is no objective of that name, or one of its options is wrong.
     """
-    plugin = OBJECTIVES.find(algorithm.objective)
-    options = read_options("algorithm.options", plugin.options, algorithm.options)
+    plugin, options = _named(algorithm)
     return plugin.rows(sampling, algorithm, options)
 
 
-def _class(module: str, name: str) -> Callable[..., Objective]:
-    """Return a function that builds an objective by its class, which it imports then."""
-
-    def build(*parts: Any) -> Objective:
-        return getattr(import_module(module), name)(*parts)
-
-    return build
+def _named(algorithm: AlgorithmConfig) -> tuple[ObjectivePlugin, Section]:
+    plugin = OBJECTIVES.find(algorithm.objective)
+    return plugin, read_options("algorithm.options", plugin.options, algorithm.options)
 
 
 def _times(sampling: SamplingConfig, algorithm: AlgorithmConfig, options: AwmOptions | NftOptions) -> float:
@@ -179,29 +167,29 @@ OBJECTIVES = Registry(
     "spotlight.objectives",
     {
         "grpo": ObjectivePlugin(
-            _class("gpu_runtime.learning.objectives.grpo", "GrpoObjective"),
+            lazily("gpu_runtime.learning.objectives.grpo:GrpoObjective"),
             GrpoOptions,
             "Flow-GRPO",
             check=_check_grpo,
         ),
         "grpo-guard": ObjectivePlugin(
-            _class("gpu_runtime.learning.objectives.grpo_guard", "GuardedGrpoObjective"),
+            lazily("gpu_runtime.learning.objectives.grpo:GuardedGrpoObjective"),
             GuardOptions,
             "GRPO-Guard",
             check=_check_guard,
         ),
         "nft": ObjectivePlugin(
-            _class("gpu_runtime.learning.objectives.nft", "NftObjective"),
+            lazily("gpu_runtime.learning.objectives.nft:NftObjective"),
             NftOptions,
             "DiffusionNFT",
             clips_ratio=False,
             rows=_times,
         ),
         "awm": ObjectivePlugin(
-            _class("gpu_runtime.learning.objectives.awm", "AwmObjective"), AwmOptions, "AWM", rows=_times
+            lazily("gpu_runtime.learning.objectives.awm:AwmObjective"), AwmOptions, "AWM", rows=_times
         ),
         "dpo": ObjectivePlugin(
-            _class("gpu_runtime.learning.objectives.dpo", "DpoObjective"),
+            lazily("gpu_runtime.learning.objectives.dpo:DpoObjective"),
             DpoOptions,
             "Diffusion-DPO",
             clips_ratio=False,

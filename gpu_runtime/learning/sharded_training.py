@@ -40,9 +40,6 @@ class ShardedPolicy(Policy):
 
     Args:
         model: loaded model with the same weights in every process, on this process's device.
-        adaptation: settings of what to train.
-        seed: seed of the adapters' random half.
-        group: group of the training processes.
         keeps_reference, adapter, adapter_is_reference: as for `Policy`; every process reads the same file.
     """
 
@@ -90,11 +87,7 @@ class ShardedPolicy(Policy):
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace the trained weights; every process must be given the same.
-
-        Raises:
-            ModelError: if names or shapes differ from this policy's; then no weight has changed.
-        """
+        """Replace the trained weights; every process must be given the same."""
         super().load(state)
         if not self.is_gathered:
             return
@@ -102,13 +95,6 @@ class ShardedPolicy(Policy):
         with torch.no_grad():
             for name in self.trained:
                 here[name].copy_(torch.from_numpy(np.array(state[name])))
-
-    def local_state(self) -> WeightState:
-        """Return a copy of this process's parts of the trained weights."""
-        return {
-            name: local_shard(weight.detach()).cpu().float().numpy().copy()
-            for name, weight in self.trained.items()
-        }
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
         """Return the whole of a state from every process's part of it; a collective."""
@@ -167,20 +153,12 @@ class ShardedTrainer(Trainer):
         self._device = policy.model.device
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Add whole prompt groups; the weights are divided afterwards.
-
-        Raises:
-            TrainingError: as for one process; all processes raise the same.
-        """
+        """Add whole prompt groups; the weights are divided afterwards."""
         self._divided.divide()
         super().add(samples)
 
     def finish(self) -> TrainingReport:
-        """Take the training steps; the weights are divided afterwards.
-
-        Raises:
-            TrainingError: as for one process; all processes raise the same.
-        """
+        """Take the training steps; the weights are divided afterwards."""
         self._divided.divide()
         return super().finish()
 

@@ -48,7 +48,6 @@ class MovingAverage:
     forgets the untrained weights.
 
     Args:
-        state: weights to start from.
         decay: decay in [0, 1); 0 makes the average the weights themselves.
         interval: training steps between two updates.
     """
@@ -85,9 +84,7 @@ class Trainer:
     """The owner of a policy's optimiser and moving average.
 
     Args:
-        policy: policy to train.
         sampler: source of conditioning and schedule, the same as in the rollout.
-        config: the run's configuration.
     """
 
     def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig) -> None:
@@ -124,11 +121,7 @@ class Trainer:
         self._objective = build_objective(self.policy, self._sampler, self._config.sampling, algorithm)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Take the iteration's training steps on samples of whole groups, in any order.
-
-        Raises:
-            TrainingError: see `add` and `finish`.
-        """
+        """Take the iteration's training steps on samples of whole groups, in any order."""
         self.begin()
         self.add(samples)
         return self.finish()
@@ -342,15 +335,12 @@ class Trainer:
         self._kept.update(shards)
 
     def _batches(self, shards: Sequence[int]) -> Batches:
-        """Return what cuts the rows of an update into batches, for some shards."""
         return Batches(self._config.sampling.batch_size, self._count, shards)
 
     def _accumulation(self, shards: Sequence[int]) -> Accumulation:
-        """Return an accumulation of an update's shards."""
         return Accumulation(self._objective, self.policy.trained, self._batches(shards))
 
     def _total(self, update: int) -> ShardSum:
-        """Return the sum of all shards of an update."""
         whole = (0, self._count)
         return joined(self.sums(update, range(self._count)), whole)
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -140,6 +141,11 @@ class Registry(Generic[Kind]):
                 f"(see {self._kind.__module__})"
             )
         return adapted
+
+
+def lazily(path: str) -> Callable[..., Any]:
+    """Return a function that imports what `package.module:Name` names, and calls it."""
+    return lambda *given: resolve_name(path)(*given)
 
 
 def absolute_name(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_runtime.learning.objectives.advantage_weighted import AdvantageWeightedObjective
+from gpu_runtime.learning.objectives.noised_images import AdvantageWeightedObjective
 from gpu_runtime.learning.objectives.options import AwmOptions
 from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
 
@@ -16,7 +16,6 @@ def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> t
     """Return -|v - u|^2, a mean over tokens and channels, which stands for log p of the image; shape (R,).
 
     Args:
-        velocity_RSC: velocity v of a policy.
         target_RSC: target u = noise - x0 of each row.
     """
     return -((velocity_RSC - target_RSC) ** 2).mean(dim=(1, 2))
@@ -32,11 +31,7 @@ class AwmObjective(AdvantageWeightedObjective[AwmOptions]):
         return matching_log_prob(velocity_RSC, target_RSC)
 
     def _weighted_loss(
-        self,
-        velocity_RSC: torch.Tensor,
-        target_RSC: torch.Tensor,
-        old: torch.Tensor,
-        share_R: torch.Tensor,
+        self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor, old: torch.Tensor, share_R: torch.Tensor
     ) -> RowLoss:
         log_prob_R = matching_log_prob(velocity_RSC, target_RSC)
         return policy_loss(log_prob_R, old, share_R, self._options.clip_range)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective
+from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective, NoisedRows
 from gpu_runtime.learning.objectives.options import DpoOptions
 from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
 from gpu_runtime.learning.objectives.row_loss import RowLoss
@@ -44,7 +44,6 @@ def dpo_loss(
 
     Args:
         velocity_RSC: velocity v of the policy being trained (carries gradient).
-        reference_RSC: velocity of the reference policy.
         target_RSC: target u = noise - x0 of each row.
         beta: weight of the squared errors, which are means over tokens and channels.
 
@@ -77,11 +76,7 @@ class DpoObjective(NoisedImagesObjective[DpoOptions]):
         ]
 
     def _loss(
-        self,
-        rows: Sequence[Row],
-        velocity_RSC: torch.Tensor,
-        target_RSC: torch.Tensor,
-        reference_RSC: torch.Tensor | None,
+        self, rows: Sequence[Row], inputs: NoisedRows, policy: torch.Tensor, reference: torch.Tensor | None
     ) -> RowLoss:
-        assert reference_RSC is not None
-        return dpo_loss(velocity_RSC, reference_RSC, target_RSC, self._options.beta)
+        assert reference is not None
+        return dpo_loss(policy, reference, inputs.target_RSC, self._options.beta)

@@ -1,4 +1,8 @@
-"""Flow-GRPO (arXiv 2505.05470): the clipped policy gradient over the stochastic steps of each sample."""
+"""Flow-GRPO (arXiv 2505.05470): the clipped policy gradient over the stochastic steps of each sample.
+
+GRPO-Guard (arXiv 2510.22319) has a ratio that clips alike on both sides and at every step; see
+docs/explanation/flow-grpo.md.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,12 @@ import torch
 from gpu_runtime.diffusion.sde_step import Transition, kl_to_reference
 from gpu_runtime.learning.objectives.configured import ConfiguredObjective
 from gpu_runtime.learning.objectives.options import GrpoOptions, GuardOptions
-from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
+from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
 from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
 from gpu_runtime.learning.objectives.stochastic_steps import StepInputs
 
 
-class GrpoObjective(ConfiguredObjective[GrpoOptions | GuardOptions]):
+class GrpoObjective(ConfiguredObjective[GrpoOptions | GuardOptions, StepInputs, Transition]):
     """The `objectives.protocol.Objective` of Flow-GRPO; a row is a (sample, denoising step)."""
 
     def before_steps(self, samples: Sequence[TrainingSample]) -> float:
@@ -25,33 +29,77 @@ class GrpoObjective(ConfiguredObjective[GrpoOptions | GuardOptions]):
         """Return a row for every stochastic step of every sample."""
         return self._steps.rows(samples)
 
-    def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
-        """Add the gradient of one batch."""
-        device, real = self._policy.model.device, len(rows)
-        # The shape is fixed; rows that only pad it have weight 0.
-        padded = self._steps.padded(rows)
-        weight_R = torch.zeros(len(padded), device=device)
-        weight_R[:real] = weight
-        inputs = self._steps.inputs(padded)
-        advantage_R = torch.tensor([row.sample.advantage for row in padded], device=device)
-        reference = None
-        if self._kl_weight > 0:
-            # Before the policy's own pass: a reference of full training swaps weights in place, which
-            # must not touch tensors that a backward pass still needs.
-            with torch.no_grad(), self._policy.reference():
-                reference = self._steps.transition(inputs)
-        policy = self._steps.transition(inputs)
-        terms = self._loss(padded, inputs, policy, advantage_R)
-        kl = torch.zeros((), device=device)
-        if reference is not None:
-            kl = (kl_to_reference(policy, reference) * weight_R).sum()
-        ((terms.loss_R * weight_R).sum() + self._kl_weight * kl).backward()
-        fresh = [place for place, row in enumerate(rows) if not row.sample.stale]
-        return terms.batch_terms(weight_R, kl, fresh)
+    def _inputs(self, rows: Sequence[Row]) -> StepInputs:
+        return self._steps.inputs(rows)
+
+    def _predict(self, inputs: StepInputs) -> Transition:
+        return self._steps.transition(inputs)
+
+    def _distance(self, policy: Transition, reference: Transition) -> torch.Tensor:
+        return kl_to_reference(policy, reference)
+
+    def _checked(self, rows: Sequence[Row]) -> list[int]:
+        return [index for index, row in enumerate(rows) if not row.sample.stale]
 
     def _loss(
-        self, rows: Sequence[Row], inputs: StepInputs, policy: Transition, advantage_R: torch.Tensor
+        self, rows: Sequence[Row], inputs: StepInputs, policy: Transition, reference: Transition | None
     ) -> RowLoss:
-        """Return the loss terms of a batch of rows."""
         log_prob_R = self._steps.log_prob(inputs, policy)
-        return policy_loss(log_prob_R, inputs.old_log_prob_R, advantage_R, self._options.clip_range)
+        return policy_loss(
+            log_prob_R, inputs.old_log_prob_R, _advantages(rows, policy), self._options.clip_range
+        )
+
+
+class GuardedGrpoObjective(GrpoObjective):
+    """The `objectives.protocol.Objective` of GRPO-Guard; a row is a (sample, denoising step).
+
+    The old policy's mean follows from the step's end and its noise, a function of the sample's identity, so
+    nothing is kept for it, and samples that older weights drew are measured from those weights.
+    """
+
+    def _loss(
+        self, rows: Sequence[Row], inputs: StepInputs, policy: Transition, reference: Transition | None
+    ) -> RowLoss:
+        scale_R = policy.scale_B
+        old_RSC = inputs.after_RSC - scale_R[:, None, None] * self._steps.noise(rows)
+        return guarded_loss(
+            self._steps.log_prob(inputs, policy) - inputs.old_log_prob_R,
+            policy.mean_BSC - old_RSC,
+            scale_R,
+            inputs.times.sigma_B - inputs.times.sigma_next_B,
+            _advantages(rows, policy),
+            self._options.clip_range,
+        )
+
+
+def guarded_loss(
+    log_ratio_R: torch.Tensor,
+    moved_RSC: torch.Tensor,
+    scale_R: torch.Tensor,
+    length_R: torch.Tensor,
+    advantage_R: torch.Tensor,
+    clip_range: float,
+) -> RowLoss:
+    """Return the clipped loss of the normalised ratio, over the length of the step.
+
+    With d the shift of the step's mean and b its deviation, log p - log p_old is mean(d noise) / b
+    - mean(d^2) / (2 b^2): below 0 on average, and the wider the smaller b is. Without its second term and
+    times b it is mean(d noise), whose mean is 0 and which the step's deviation has no part in.
+
+    Args:
+        log_ratio_R: log p - log p_old (carries gradient).
+        moved_RSC: mean of the step minus that of the old policy (carries gradient).
+        scale_R: standard deviation of the step.
+        length_R: -dt of the step, by which its mean, and so its gradient, grows.
+
+    Returns:
+        The loss terms; the ratio is p / p_old itself, not normalised.
+    """
+    bias_R = (moved_RSC**2).mean(dim=(1, 2)) / (2 * scale_R**2)
+    normalised_R = (log_ratio_R + bias_R) * scale_R
+    terms = policy_loss(normalised_R, torch.zeros_like(normalised_R), advantage_R, clip_range)
+    return RowLoss(terms.loss_R / length_R, torch.exp(log_ratio_R.detach()), terms.clipped_R)
+
+
+def _advantages(rows: Sequence[Row], policy: Transition) -> torch.Tensor:
+    return torch.tensor([row.sample.advantage for row in rows], device=policy.s_B.device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_runtime.learning.objectives.advantage_weighted import AdvantageWeightedObjective
+from gpu_runtime.learning.objectives.noised_images import AdvantageWeightedObjective
 from gpu_runtime.learning.objectives.options import NftOptions
 from gpu_runtime.learning.objectives.row_loss import RowLoss
 
@@ -46,10 +46,6 @@ class NftObjective(AdvantageWeightedObjective[NftOptions]):
         return velocity_RSC
 
     def _weighted_loss(
-        self,
-        velocity_RSC: torch.Tensor,
-        target_RSC: torch.Tensor,
-        old: torch.Tensor,
-        share_R: torch.Tensor,
+        self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor, old: torch.Tensor, share_R: torch.Tensor
     ) -> RowLoss:
         return RowLoss(nft_loss(velocity_RSC, old, target_RSC, (1 + share_R) / 2, self._options.beta))

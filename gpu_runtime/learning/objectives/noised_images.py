@@ -6,9 +6,9 @@ weights are those that drew the images.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,79 +16,52 @@ import torch
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
 from gpu_runtime.learning.objectives.configured import ConfiguredObjective
-from gpu_runtime.learning.objectives.options import NoisedImagesOptions
-from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
+from gpu_runtime.learning.objectives.options import (
+    ADVANTAGE_CLIP,
+    AdvantageWeightedOptions,
+    NoisedImagesOptions,
+)
+from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
 from gpu_runtime.learning.objectives.row_loss import RowLoss
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import SampleRequest
 
 Options = TypeVar("Options", bound=NoisedImagesOptions)
+Weighted = TypeVar("Weighted", bound=AdvantageWeightedOptions)
 
 
-class NoisedImagesObjective(ConfiguredObjective[Options], ABC):
+class NoisedRows(NamedTuple):
+    """Noised latents, noise level, target velocity u = noise - x0 and prompt of R rows."""
+
+    noised_RSC: torch.Tensor
+    sigma_R: torch.Tensor
+    target_RSC: torch.Tensor
+    conditioning: Conditioning
+
+
+class NoisedImagesObjective(ConfiguredObjective[Options, NoisedRows, torch.Tensor]):
     """An objective whose row is a (sample, noise level); a subclass adds the rows and the loss.
 
-    Noise and noise levels are functions of the identity of the sample's prompt group.
+    Noise and noise levels are functions of the identity of the sample's prompt group. What the policy
+    predicts is the velocity, shape (R, S, C).
     """
-
-    _needs_reference = False
-    """True if the loss needs the reference policy, whatever the weight of the KL."""
-
-    @abstractmethod
-    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """Return the rows of samples, in order."""
-
-    @abstractmethod
-    def _loss(
-        self,
-        rows: Sequence[Row],
-        velocity_RSC: torch.Tensor,
-        target_RSC: torch.Tensor,
-        reference_RSC: torch.Tensor | None,
-    ) -> RowLoss:
-        """Return the loss terms of a batch of rows.
-
-        Args:
-            rows: the rows, with those that only pad the batch.
-            velocity_RSC: velocity of the policy being trained (carries gradient).
-            target_RSC: target u = noise - x0 of each row.
-            reference_RSC: velocity of the reference policy, if the loss or the KL needs it.
-        """
 
     def before_steps(self, samples: Sequence[TrainingSample]) -> float:
         """Return the largest |ratio - 1| of one batch of stochastic steps of samples that are not stale."""
         return self._steps.deviation([sample for sample in samples if not sample.stale])
 
-    def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
-        """Add the gradient of one batch."""
-        model = self._policy.model
-        padded = self._steps.padded(rows)
-        noised, sigma, target, conditioning = self._inputs(padded)
-        # The shape is fixed; rows that only pad it have weight 0.
-        weight_R = torch.zeros(len(padded), device=model.device)
-        weight_R[: len(rows)] = weight
-        reference = None
-        if self._kl_weight > 0 or self._needs_reference:
-            # Before the policy's own pass, as in Flow-GRPO.
-            with torch.no_grad(), self._policy.reference():
-                reference = model.velocity(noised, sigma, conditioning)
-        velocity = model.velocity(noised, sigma, conditioning)
-        terms = self._loss(padded, velocity, target, reference)
-        kl = torch.zeros((), device=model.device)
-        if reference is not None:
-            kl = (((velocity - reference) ** 2).mean(dim=(1, 2)) * weight_R).sum()
-        ((terms.loss_R * weight_R).sum() + self._kl_weight * kl).backward()
-        return terms.batch_terms(weight_R, kl)
+    def _predict(self, inputs: NoisedRows) -> torch.Tensor:
+        return self._policy.model.velocity(inputs.noised_RSC, inputs.sigma_R, inputs.conditioning)
+
+    def _distance(self, policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        return ((policy - reference) ** 2).mean(dim=(1, 2))
 
     def _stream(self, request: SampleRequest) -> NoiseStream:
         """Return the stream of the noise and the noise levels of a sample."""
         return stream_of(request).of_group
 
-    def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
-        """Return noised latents, noise level, target velocity and prompt of each row.
-
-        The levels of a row's sample are spread evenly: one in each of `times` equal parts of (0, 1).
-        """
+    def _inputs(self, rows: Sequence[Row]) -> NoisedRows:
+        """Return the noised rows: the levels of a sample are one in each of `times` equal parts of (0, 1)."""
         model, times = self._policy.model, self._options.times
         latents = torch.from_numpy(np.stack([row.sample.latents_SC for row in rows]))
         noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
@@ -102,4 +75,56 @@ class NoisedImagesObjective(ConfiguredObjective[Options], ABC):
         noised = (1 - sigma[:, None, None]) * latents + sigma[:, None, None] * noise
         conditioning = self._sampler.conditioning(row.sample.request for row in rows)
         device = model.device
-        return noised.to(device), sigma.to(device), (noise - latents).to(device), conditioning
+        return NoisedRows(noised.to(device), sigma.to(device), (noise - latents).to(device), conditioning)
+
+
+class AdvantageWeightedObjective(NoisedImagesObjective[Weighted]):
+    """An objective that weighs noised images by advantage, and measures the policy from the old one."""
+
+    _old: dict[tuple[SampleRequest, int], torch.Tensor]
+
+    @abstractmethod
+    def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
+        """Return what the loss needs of the old policy, a tensor for each row: shape (R, ...)."""
+
+    @abstractmethod
+    def _weighted_loss(
+        self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor, old: torch.Tensor, share_R: torch.Tensor
+    ) -> RowLoss:
+        """Return the loss terms of a batch of rows.
+
+        Args:
+            velocity_RSC: velocity of the policy being trained (carries gradient).
+            old: what `_kept` returned of the old policy.
+            share_R: advantage of each row's sample over the largest one, in [-1, 1].
+        """
+
+    @torch.no_grad()
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Keep what the loss of a later update's rows needs of the old policy, which the policy still is."""
+        inputs = self._inputs(self._steps.padded(rows))
+        kept = self._kept(self._predict(inputs), inputs.target_RSC)
+        for row, old in zip(rows, kept, strict=False):
+            self._old[row.sample.request, row.place] = old
+
+    def end(self) -> None:
+        """Forget what was kept of the old policy, which may take much memory for large latents."""
+        self._old = {}
+
+    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
+        """Return a row for every noise level of every sample."""
+        return [Row(sample, place) for sample in samples for place in range(self._options.times)]
+
+    def _loss(
+        self, rows: Sequence[Row], inputs: NoisedRows, policy: torch.Tensor, reference: torch.Tensor | None
+    ) -> RowLoss:
+        if self._old:  # of a later update
+            old = torch.stack([self._old[row.sample.request, row.place] for row in rows])
+        else:
+            old = self._kept(policy, inputs.target_RSC).detach()
+        advantage_R = torch.tensor([row.sample.advantage for row in rows], device=policy.device)
+        share_R = (advantage_R / ADVANTAGE_CLIP).clamp(-1, 1)
+        return self._weighted_loss(policy, inputs.target_RSC, old, share_R)
+
+    def _stream(self, request: SampleRequest) -> NoiseStream:
+        return super()._stream(request) if self._options.shared else stream_of(request)

@@ -21,7 +21,6 @@ class TrainingSample:
     """One sample to train on.
 
     Attributes:
-        request: identity of the sample.
         trajectory: its stochastic denoising steps; an objective learns from them, or checks weights by them.
         latents_SC: its final latents, float32, for objectives that learn from them.
         advantage: distance from its group's mean, normalised and clamped; 0 in a group without variance
@@ -107,7 +106,6 @@ class Objective(Protocol):
         """Add the gradient of the sum over one batch's rows.
 
         Args:
-            rows: rows of at most a batch.
             weight: weight of each: 1, or 0 for a batch that is computed but does not count.
         """
         ...

@@ -60,7 +60,6 @@ def policy_loss(
     Args:
         log_prob_R: log-probability under the policy being trained (carries gradient).
         old_log_prob_R: log-probability under the policy that drew the sample.
-        advantage_R: advantage of each row's sample.
         clip_range: clip range eps.
     """
     ratio_R = torch.exp(log_prob_R - old_log_prob_R)

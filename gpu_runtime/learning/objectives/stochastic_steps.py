@@ -27,8 +27,6 @@ class StepInputs:
     Attributes:
         before_RSC, after_RSC: latents before and after the step.
         old_log_prob_R: log-probability under the policy that drew it.
-        times: times of the step in the schedule.
-        conditioning: encoded prompts.
     """
 
     before_RSC: torch.Tensor

@@ -306,11 +306,12 @@ class _Own:
 
 
 def named_in(source: str, path: Path, modules: set[str]) -> set[str]:
-    """Modules that a string names: dotted (`import_module`, `-m`), or by a path from here or the root."""
+    """Modules that a string names: dotted (`lazily`, `-m`), or by a path from here or the root."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {node.value, f"{node.value}.__main__"} if "." in node.value else set()
+            dotted = node.value.partition(":")[0]
+            found |= {dotted, f"{dotted}.__main__"} if "." in dotted else set()
             if node.value.endswith(".py"):
                 beside = os.path.relpath(os.path.normpath(path.parent / node.value), ROOT)
                 found |= {name.removesuffix(".py").replace("/", ".") for name in (node.value, beside)}
@@ -346,6 +347,7 @@ def test_every_module_can_be_reached_by_a_command():
     ("source", "reached"),
     [
         ("importlib.import_module('tasks.work')", {"tasks.work"}),
+        ("lazily('tasks.work:draw')", {"tasks.work"}),
         ("run([python, '-m', 'ui.report'])", {"ui.report", "ui.report.__main__"}),
         ("serve(root / 'tasks/work.py')", {"tasks.work"}),
         ("Page('../tasks/work.py')", {"tasks.work"}),

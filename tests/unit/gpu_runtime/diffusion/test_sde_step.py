@@ -68,17 +68,6 @@ def test_flow_step_worked_with_literal_numbers() -> None:
     assert float(log_prob("flow", after, policy)) == pytest.approx(-0.6276478013, abs=1e-6)
 
 
-def test_first_flow_step_takes_the_second_sigma_for_its_infinite_coefficient() -> None:
-    # Schedule 1, 0.9, ...: s = 0.7 * sqrt(1 / (1 - 0.9)) = 2.2135943621, s^2 = 4.9, dt = -0.1.
-    # mean = x * (1 + 4.9 / 2 * -0.1) + v * (1 + 0) * -0.1 = 0.755 x - 0.1 v = 0.755 * 2 - 0.1 * 3 = 1.21
-    # deviation = sqrt(4.9 * 0.1) = 0.7
-    times = StepTimes.at(torch.tensor([1.0, 0.9, 0.5, 0.0], dtype=torch.float64), torch.tensor([0]))
-    policy = transition("flow", cell(2), cell(3), times, torch.tensor([0.7]))
-    assert float(policy.mean_BSC) == pytest.approx(1.21, abs=1e-6)
-    assert float(policy.s_B) == pytest.approx(2.2135943621, abs=1e-6)
-    assert float(policy.scale_B) == pytest.approx(0.7, abs=1e-6)
-
-
 def test_cps_step_worked_with_literal_numbers() -> None:
     # sigma = 0.8, sigma' = 0.5, a = 1/3: s = 0.5 * sin(pi / 6) = 0.25.
     # x0 = 1 + 0.8 * 0.5 = 1.4; x1 = 1 - 0.2 * 0.5 = 0.9; sqrt(0.25 - 0.0625) = 0.4330127019

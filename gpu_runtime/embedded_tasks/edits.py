@@ -48,7 +48,6 @@ class Edit:
     """The change that an instruction asks for.
 
     Attributes:
-        class_name: class of the shape.
         before: its look in the source.
         after: its look after the edit.
     """
@@ -86,7 +85,6 @@ class EditsTask:
 
         Args:
             tag: one of `TAGS`.
-            rng: generator for both.
             held_out: True for one of the held-out sources.
         """
         while True:
@@ -95,19 +93,11 @@ class EditsTask:
                 return _prompt(tag, cells, rng)
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
-        """Return the source with the edit applied; nothing is random. uint8 RGB, shape (32, 32, 3).
-
-        Raises:
-            PromptFileError: the prompt is not one of this task.
-        """
+        """Return the source with the edit applied; nothing is random. uint8 RGB, shape (32, 32, 3)."""
         return self.nearest_picture(prompt, np.empty(0)).image_HWC
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
-        """Return the only correct picture of a prompt, whatever the image; see `EmbeddedTask`.
-
-        Raises:
-            PromptFileError: the prompt is not one of this task.
-        """
+        """Return the only correct picture of a prompt, whatever the image; see `EmbeddedTask`."""
         edit, source_HWC = edit_of(prompt), read_source(prompt.source)
         picture_HWC = source_HWC.copy()
         picture_HWC[_slices(edit.before.box)] = BACKGROUND

@@ -55,21 +55,13 @@ class GlyphsTask:
                 return PromptRecord(0, f'a {colour} sign that says "{text}"')
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
-        """Draw the sign, displaced by up to a pixel; uint8 RGB, shape (32, 48, 3).
-
-        Raises:
-            ConfigurationError: the prompt is not one of this task.
-        """
+        """Draw the sign, displaced by up to a pixel; uint8 RGB, shape (32, 48, 3)."""
         colour, text = _colour_and_text(prompt)
         right, down = (int(rng.integers(-limit, limit + 1)) for limit in _JITTER)
         return _drawn(colour, text, down, right).image_HWC
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
-        """Return the sign with the displacement nearest to an image; see `EmbeddedTask`.
-
-        Raises:
-            ConfigurationError: the prompt is not one of this task.
-        """
+        """Return the sign with the displacement nearest to an image; see `EmbeddedTask`."""
         colour, text = _colour_and_text(prompt)
         pictures = _every_displacement(colour, text)
         errors = [(image_HWC.astype(np.int32) - picture.image_HWC).ravel() for picture in pictures]
@@ -93,7 +85,6 @@ def _every_displacement(colour: str, text: str) -> list[RenderedPicture]:
 
 
 def _drawn(colour: str, text: str, down: int, right: int) -> RenderedPicture:
-    """Return the sign displaced by so many pixels."""
     coverage_HW = np.roll(coverage(text), (down, right), axis=(0, 1))
     image_HWC = np.array(COLOURS[colour], dtype=np.float32) + _TEXT_OFFSET * coverage_HW[..., None]
     return RenderedPicture(image_HWC.round().clip(0, 255).astype(np.uint8), coverage_HW > 0)

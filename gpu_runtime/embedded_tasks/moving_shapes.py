@@ -49,8 +49,6 @@ class Motion:
     """The colour, class and motion that a prompt asks for.
 
     Attributes:
-        colour: the shape's colour.
-        class_name: its class.
         down, right: pixels that it moves from frame to frame.
     """
 
@@ -81,21 +79,13 @@ class MovingShapesTask:
                 return PromptRecord(0, text)
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
-        """Draw a clip from a random start: uint8 RGB, shape (8, 24, 24, 3).
-
-        Raises:
-            PromptFileError: the prompt is not one of this task.
-        """
+        """Draw a clip from a random start: uint8 RGB, shape (8, 24, 24, 3)."""
         motion = motion_of(prompt)
         top, left = (int(rng.choice(_starts(step))) for step in (motion.down, motion.right))
         return _drawn(motion, top, left).image_HWC
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
-        """Return the clip with the start nearest to a clip (8, 24, 24, 3); see `EmbeddedTask`.
-
-        Raises:
-            PromptFileError: the prompt is not one of this task.
-        """
+        """Return the clip with the start nearest to a clip (8, 24, 24, 3); see `EmbeddedTask`."""
         motion = motion_of(prompt)
         shape = patch(motion.class_name, motion.colour).round()
         boxes_FYXHWC = np.lib.stride_tricks.sliding_window_view(

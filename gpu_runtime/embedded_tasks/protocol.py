@@ -27,7 +27,8 @@ class RenderedPicture:
 class EmbeddedTask(Protocol):
     """A small world that the project can draw itself: training data for the embedded model.
 
-    The methods that draw take all randomness from the generator passed in.
+    The methods that draw take all randomness from the generator passed in. Those that are given a prompt
+    raise a `ConfigurationError` or a `PromptFileError` where it is not one of this task.
     """
 
     name: str
@@ -58,11 +59,7 @@ class EmbeddedTask(Protocol):
         """Return the picture nearest to an image, by squared error, that `render` may draw for a prompt.
 
         Args:
-            prompt: prompt of this task.
             image_HWC: uint8 RGB, shape (H, W, 3) or (F, H, W, 3).
-
-        Raises:
-            ConfigurationError, PromptFileError: the prompt is not one of this task.
         """
         ...
 

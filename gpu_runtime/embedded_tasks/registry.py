@@ -32,7 +32,6 @@ def rendered_picture(prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPic
     """Return the correct picture for an image; None unless an embedded task draws such prompts in this size.
 
     Args:
-        prompt: the image's prompt.
         image_HWC: uint8 RGB, shape (H, W, 3) or (F, H, W, 3).
     """
     for task in TASKS.values():

@@ -70,7 +70,6 @@ class ShapesTask:
 
         Args:
             tag: one of `TAGS`.
-            rng: generator for the prompt.
             held_out: True for one of the held-out prompts.
         """
         while True:
@@ -82,9 +81,6 @@ class ShapesTask:
         """Draw the objects of `include` in cells of a 2x2 grid, displaced by up to a pixel.
 
         Colours that the prompt leaves open are random for each object.
-
-        Raises:
-            ConfigurationError: the row asks for something that this task cannot draw.
         """
         objects = _objects(prompt)
         cells = _choose_cells(objects, rng)
@@ -102,9 +98,6 @@ class ShapesTask:
 
         Cells do not overlap, so each object's best place in each cell is found independently, then the best
         choice of cells.
-
-        Raises:
-            ConfigurationError: the row asks for something that this task cannot draw.
         """
         objects = _objects(prompt)
         kinds = {(name, colour) for name, colour, _ in objects}
@@ -180,31 +173,36 @@ def _draw_row(tag: str, rng: np.random.Generator) -> dict[str, Any]:
     first, second = (list(CLASSES)[index] for index in rng.choice(len(CLASSES), 2, replace=False))
     colour, other = (list(COLOURS)[index] for index in rng.choice(len(COLOURS), 2, replace=False))
     if tag == "single_object":
-        return _row(tag, [{"class": first, "count": 1}], f"a {first}")
+        return geneval_row(tag, [{"class": first, "count": 1}], f"a {first}")
     if tag == "two_object":
         include = [{"class": first, "count": 1}, {"class": second, "count": 1}]
-        return _row(tag, include, f"a {first} and a {second}")
+        return geneval_row(tag, include, f"a {first} and a {second}")
     if tag == "counting":
         count = int(rng.integers(min(NUMBERS), max(NUMBERS) + 1))
         exclude = [{"class": first, "count": count + 1}]
-        return _row(tag, [{"class": first, "count": count}], f"{NUMBERS[count]} {CLASSES[first]}", exclude)
+        return geneval_row(
+            tag, [{"class": first, "count": count}], f"{NUMBERS[count]} {CLASSES[first]}", exclude
+        )
     if tag == "colors":
-        return _row(tag, [{"class": first, "count": 1, "color": colour}], f"a {colour} {first}")
+        return geneval_row(tag, [{"class": first, "count": 1, "color": colour}], f"a {colour} {first}")
     if tag == "position":
         relation = RELATIONS[rng.integers(len(RELATIONS))]
         include = [{"class": second, "count": 1}, {"class": first, "count": 1, "position": [relation, 0]}]
-        return _row(tag, include, f"a {first} {relation} a {second}")
+        return geneval_row(tag, include, f"a {first} {relation} a {second}")
     include = [{"class": first, "count": 1, "color": colour}, {"class": second, "count": 1, "color": other}]
-    return _row(tag, include, f"a {colour} {first} and a {other} {second}")
+    return geneval_row(tag, include, f"a {colour} {first} and a {other} {second}")
 
 
-def _row(
+def geneval_row(
     tag: str, include: list[dict[str, Any]], what: str, exclude: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"tag": tag, "include": include}
-    if exclude is not None:
-        row["exclude"] = exclude
-    return row | {"prompt": f"a photo of {what}"}
+    """Return a row of a picture of something.
+
+    Args:
+        what: objects in words, which follow `a photo of`.
+    """
+    excluded = {} if exclude is None else {"exclude": exclude}
+    return {"tag": tag, "include": include, **excluded, "prompt": f"a photo of {what}"}
 
 
 _Object = tuple[str, str | None, tuple[str, int] | None]

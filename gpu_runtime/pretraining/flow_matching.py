@@ -109,8 +109,6 @@ RECIPES = {
         start="embedded:shapes",
         components=40,
         sigma_shift=1.0,
-        muon_learning_rate=0.02,
-        adamw_learning_rate=1.5e-3,
     ),
 }
 
@@ -120,9 +118,6 @@ class PretrainReport:
     """The result of `pretrain`.
 
     Attributes:
-        name: name of the recipe.
-        seed: seed of the run.
-        parameters: number of parameters of the transformer.
         loss_at_start, loss_at_end: mean loss of the first and of the last tenth of the training steps.
         cpu_s: CPU seconds that the process spent in `pretrain`.
         main_folder, sparse_folder: folders of the two sets of weights; None without sparse weights.
@@ -142,8 +137,6 @@ class Pretraining:
     """A pre-training in progress; deterministic given the task, the recipe, the seed and one thread.
 
     Args:
-        task: task of the model.
-        recipe: sizes and hyperparameters.
         seed: seed of weights, data and noise.
     """
 
@@ -249,8 +242,6 @@ def pretrain(
 
     Args:
         name: a name of `RECIPES`.
-        out_dir: folder for the two folders of weights.
-        seed: seed of initial weights, pictures and noise.
         recipe: other settings than those of `RECIPES`.
         callback: called after each training step.
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from gpu_runtime.embedded_tasks.shapes import NUMBERS, RELATIONS, TAGS, geneval_row
 from storage.errors import PromptFileError
 
 Row = dict[str, Any]
@@ -32,16 +33,7 @@ CLASSES = (
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 
-RELATIONS = ("left of", "right of", "above", "below")
-"""Relations of the tag `position`."""
-
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-
-NUMBERS = {2: "two", 3: "three", 4: "four"}
-"""Numbers of objects in counting prompts."""
-
-TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-"""The kinds of prompt, in the order of the official file."""
 
 OFFICIAL_SEED = 43
 _OFFICIAL_DRAWS = 100
@@ -81,8 +73,35 @@ def official_rows() -> list[Row]:
 
 
 def draw_row(tag: str, rng: np.random.Generator) -> Row:
-    """Draw a row of one tag, with the same random draws in the same order as the official file."""
-    return _DRAWS[tag](rng)
+    """Draw a row of one of `TAGS`, with the same random draws in the same order as the official file."""
+    if tag == "single_object":
+        return _single_object(int(rng.choice(len(CLASSES))))
+    if tag == "counting":
+        name = CLASSES[rng.choice(len(CLASSES))]
+        count = int(rng.integers(min(NUMBERS), max(NUMBERS), endpoint=True))
+        exclude = [{"class": name, "count": count + 1}]
+        include = [{"class": name, "count": count}]
+        return geneval_row(tag, include, f"{NUMBERS[count]} {plural(name)}", exclude)
+    if tag == "colors":
+        name = CLASSES[rng.choice(len(CLASSES) - _PEOPLE) + _PEOPLE]
+        colour = COLOURS[rng.choice(len(COLOURS))]
+        include = [{"class": name, "count": 1, "color": colour}]
+        return geneval_row(tag, include, f"{with_article(colour)} {name}")
+    left_out = _PEOPLE if tag == "color_attr" else 0
+    drawn = rng.choice(len(CLASSES) - left_out, size=2, replace=False) + left_out
+    first, second = (CLASSES[index] for index in drawn)
+    if tag == "two_object":
+        include = [{"class": name, "count": 1} for name in (first, second)]
+        return geneval_row(tag, include, f"{with_article(first)} and {with_article(second)}")
+    if tag == "position":
+        relation = RELATIONS[rng.choice(len(RELATIONS))]
+        include = [{"class": second, "count": 1}, {"class": first, "count": 1, "position": [relation, 0]}]
+        return geneval_row(tag, include, f"{with_article(first)} {relation} {with_article(second)}")
+    colours = [COLOURS[index] for index in rng.choice(len(COLOURS), size=2, replace=False)]
+    described = list(zip((first, second), colours, strict=True))
+    include = [{"class": name, "count": 1, "color": colour} for name, colour in described]
+    what = " and ".join(f"{with_article(colour)} {name}" for name, colour in described)
+    return geneval_row(tag, include, what)
 
 
 def training_rows(count: int, seed: int) -> list[Row]:
@@ -91,10 +110,6 @@ def training_rows(count: int, seed: int) -> list[Row]:
     A row that means the same as a test row in other words (two objects in the other order) is left out too.
     Counting has so few rows that they repeat often; each repetition has a different prompt id, and so
     different noise.
-
-    Args:
-        count: number of rows, at least one.
-        seed: seed that determines the rows.
 
     Raises:
         PromptFileError: `count` is below 1.
@@ -153,74 +168,4 @@ def _drawn_outside(
 
 def _single_object(index: int) -> Row:
     name = CLASSES[index]
-    include = [{"class": name, "count": 1}]
-    return {"tag": "single_object", "include": include, "prompt": f"a photo of {with_article(name)}"}
-
-
-def _draw_single_object(rng: np.random.Generator) -> Row:
-    return _single_object(int(rng.choice(len(CLASSES))))
-
-
-def _two_classes(rng: np.random.Generator, without: int = 0) -> tuple[str, str]:
-    first, second = rng.choice(len(CLASSES) - without, size=2, replace=False) + without
-    return CLASSES[first], CLASSES[second]
-
-
-def _draw_two_object(rng: np.random.Generator) -> Row:
-    names = _two_classes(rng)
-    prompt = f"a photo of {with_article(names[0])} and {with_article(names[1])}"
-    return {"tag": "two_object", "include": [{"class": name, "count": 1} for name in names], "prompt": prompt}
-
-
-def _draw_counting(rng: np.random.Generator) -> Row:
-    name = CLASSES[rng.choice(len(CLASSES))]
-    count = int(rng.integers(min(NUMBERS), max(NUMBERS), endpoint=True))
-    return {
-        "tag": "counting",
-        "include": [{"class": name, "count": count}],
-        "exclude": [{"class": name, "count": count + 1}],
-        "prompt": f"a photo of {NUMBERS[count]} {plural(name)}",
-    }
-
-
-def _draw_colors(rng: np.random.Generator) -> Row:
-    name = CLASSES[rng.choice(len(CLASSES) - _PEOPLE) + _PEOPLE]
-    colour = COLOURS[rng.choice(len(COLOURS))]
-    include = [{"class": name, "count": 1, "color": colour}]
-    return {"tag": "colors", "include": include, "prompt": f"a photo of {with_article(colour)} {name}"}
-
-
-def _draw_position(rng: np.random.Generator) -> Row:
-    name, other = _two_classes(rng)
-    relation = RELATIONS[rng.choice(len(RELATIONS))]
-    return {
-        "tag": "position",
-        "include": [
-            {"class": other, "count": 1},
-            {"class": name, "count": 1, "position": [relation, 0]},
-        ],
-        "prompt": f"a photo of {with_article(name)} {relation} {with_article(other)}",
-    }
-
-
-def _draw_color_attr(rng: np.random.Generator) -> Row:
-    names = _two_classes(rng, without=_PEOPLE)
-    colours = [COLOURS[index] for index in rng.choice(len(COLOURS), size=2, replace=False)]
-    described = [f"{with_article(colour)} {name}" for name, colour in zip(names, colours, strict=True)]
-    return {
-        "tag": "color_attr",
-        "include": [
-            {"class": name, "count": 1, "color": colour} for name, colour in zip(names, colours, strict=True)
-        ],
-        "prompt": f"a photo of {' and '.join(described)}",
-    }
-
-
-_DRAWS: Mapping[str, Callable[[np.random.Generator], Row]] = {
-    "single_object": _draw_single_object,
-    "two_object": _draw_two_object,
-    "counting": _draw_counting,
-    "colors": _draw_colors,
-    "position": _draw_position,
-    "color_attr": _draw_color_attr,
-}
+    return geneval_row("single_object", [{"class": name, "count": 1}], with_article(name))

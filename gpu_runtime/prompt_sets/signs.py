@@ -51,9 +51,7 @@ def sign_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
     """Draw distinct prompts; a held-out text is in no training prompt, whatever the scene.
 
     Args:
-        count: number of prompts, at least one.
         held_out: True for prompts to evaluate with, False for prompts to train on.
-        seed: seed that determines the prompts.
 
     Raises:
         PromptFileError: `count` is below 1.

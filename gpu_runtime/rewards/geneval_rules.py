@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.embedded_tasks import shapes
-from gpu_runtime.prompt_sets.geneval import RELATIONS
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
@@ -31,7 +30,6 @@ class Detection:
     """One object in a picture.
 
     Attributes:
-        class_name: name of its class.
         colour: its colour; empty where it was not looked at.
         box: left, top, right, bottom in pixels.
         confidence: confidence of the detector, in [0, 1].
@@ -75,7 +73,6 @@ def check_row(
         prompt: prompt with its row, whose form `storage.prompts.files` has checked.
         classes: classes that can be detected.
         colours: colours that are told apart.
-        most_objects: most objects that an image has room for.
 
     Raises:
         PromptFileError: if the prompt has no `include`, names an unknown value, asks for more objects
@@ -87,7 +84,7 @@ def check_row(
         if "color" in item:
             _refuse_unknown(prompt, "color", item["color"], colours)
         if item.get("position") is not None:
-            _refuse_unknown(prompt, "position", item["position"][0], RELATIONS)
+            _refuse_unknown(prompt, "position", item["position"][0], shapes.RELATIONS)
     asked = sum(item["count"] for item in include)
     if asked > most_objects:
         raise PromptFileError(

@@ -7,8 +7,8 @@ H W pixels, T denoising steps, Z tokens of a source image.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,19 +50,13 @@ class Conditioning:
     def joined(parts: Sequence[Conditioning]) -> Conditioning:
         """Join the rows of several in order; pooled vectors, and sources, are in all of them or in none."""
 
-        def together(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
-            there = [tensor for tensor in tensors if tensor is not None]
-            return torch.cat(there) if there else None
+        def together(values: list[Any]) -> Any:
+            if isinstance(values[0], Conditioning):
+                return Conditioning.joined(values)
+            return None if values[0] is None else torch.cat(values)
 
-        negative = [part.negative for part in parts if part.negative is not None]
-        return Conditioning(
-            torch.cat([part.embeds_BLE for part in parts]),
-            torch.cat([part.mask_BL for part in parts]),
-            together([part.pooled_BE for part in parts]),
-            together([part.source_BZC for part in parts]),
-            together([part.source_BHWC for part in parts]),
-            Conditioning.joined(negative) if negative else None,
-        )
+        names = [field.name for field in fields(Conditioning)]
+        return Conditioning(*(together([getattr(part, name) for part in parts]) for name in names))
 
     def with_source(self, tokens_BSC: torch.Tensor) -> torch.Tensor:
         """Return a sample's tokens, followed by those of its source if it has one: (B, S + Z, C)."""
@@ -71,15 +65,12 @@ class Conditioning:
         return torch.cat([tokens_BSC, self.source_BZC.to(tokens_BSC.dtype)], dim=1)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Conditioning:
-        return Conditioning(
-            change(self.embeds_BLE),
-            change(self.mask_BL),
-            *(
-                None if tensor is None else change(tensor)
-                for tensor in (self.pooled_BE, self.source_BZC, self.source_BHWC)
-            ),
-            negative=None if self.negative is None else self.negative._each(change),
-        )
+        def changed(value: Any) -> Any:
+            if isinstance(value, Conditioning):
+                return value._each(change)
+            return None if value is None else change(value)
+
+        return Conditioning(*(changed(getattr(self, field.name)) for field in fields(self)))
 
 
 class DiffusionModel(Protocol):
@@ -105,7 +96,6 @@ class DiffusionModel(Protocol):
         Args:
             latents_BSC: noisy latents, float32, shape (B, S, C).
             sigma_B: noise level of each sample, shape (B,).
-            conditioning: encoded prompts, one row per sample.
         """
         ...
 
@@ -152,7 +142,6 @@ class EditingModel(Protocol):
         """Encode B prompts and their images; the same pair gives the same bits in any list.
 
         Args:
-            prompts: B instructions.
             sources: image of each, uint8 RGB, shape (H, W, 3), of the size that the model makes; (N, H, W, 3)
                 where a prompt comes with N images.
         """

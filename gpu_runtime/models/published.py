@@ -163,7 +163,6 @@ class Architecture:
         Args:
             image_tokens: latent tokens S of a sample.
             text_tokens: text tokens L of a sample.
-            samples: samples of the batch.
         """
         tokens = samples * (image_tokens + text_tokens)
         return _BFLOAT16 * (self.numbers + _MOVED * tokens * self.width * self.blocks)
@@ -175,7 +174,6 @@ class PublishedModel:
 
     Attributes:
         name: name on the hub.
-        architecture: sizes of its transformer.
         transformer_class: name of the transformer's class in diffusers.
         transformer: arguments of that class, as in its config.json.
         text_length: text tokens of a prompt where none are set; the tokens that are not padding where the

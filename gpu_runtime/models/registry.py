@@ -74,10 +74,8 @@ def pipeline_family(
 
     Args:
         module: module of its models, which is imported, with torch, when one is needed.
-        class_name: class of its models, in this module.
         edits: True if it changes images, which have the size that it makes.
         clips: True if it makes clips.
-        options: model of its `[model.options]`.
     """
 
     def model_class() -> type[PipelineModel]:

@@ -88,7 +88,6 @@ def grain(luma_HW: np.ndarray, slope_HW: np.ndarray) -> float:
     normal noise is independent of its second difference, so this selection adds no bias.
 
     Args:
-        luma_HW: brightness of each pixel.
         slope_HW: result of `slopes`.
     """
     across = luma_HW[:, :-2] - 2 * luma_HW[:, 1:-1] + luma_HW[:, 2:]
@@ -175,7 +174,6 @@ def diversity_figures(latents: Sequence[np.ndarray], prompt_ids: Sequence[int]) 
 
     Args:
         latents: latents of each image, all of one shape.
-        prompt_ids: prompt of each image.
 
     Returns:
         For each image `diversity_within` (to other images of its prompt) and `diversity_across` (to those of

@@ -20,9 +20,6 @@ class QualityMeter:
     """Measures the images of one evaluation; a context manager that ends its thread.
 
     One thread measures while the devices generate, so that they wait for the last image only.
-
-    Args:
-        prompts: the held-out prompts by identifier.
     """
 
     def __init__(self, prompts: Mapping[int, PromptRecord]) -> None:
@@ -40,8 +37,6 @@ class QualityMeter:
         """Queue an image for measurement.
 
         Args:
-            prompt_id: identifier of its prompt.
-            seed_index: index of its seed.
             image_HWC: uint8 RGB, shape (H, W, 3); for a clip (F, H, W, 3).
         """
         call = self._thread.submit(measured, image_HWC, self._prompts[prompt_id])

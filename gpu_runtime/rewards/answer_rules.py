@@ -22,7 +22,6 @@ def number_in(text: str, highest: float, pattern: str = "") -> float:
     """Return the only number in a text, as in `8`, `8.5/10` or `Score: 8`.
 
     Args:
-        text: text of the answer.
         highest: highest number of the scale; after a slash or `out of` it is not a second number.
         pattern: regular expression whose only group is the number; empty for the only one.
     """
@@ -44,7 +43,6 @@ def number_at(text: str, path: str) -> float:
     """Return a number in a JSON object, which may be in a fenced block.
 
     Args:
-        text: text of the answer.
         path: key of the number; a dot steps into an inner object.
     """
     fenced = _FENCED.search(text)
@@ -65,7 +63,6 @@ def scaled(number: float, lowest: float, highest: float) -> float:
     """Return a number on the model's scale as a score in [0, 1].
 
     Args:
-        number: number in the answer.
         lowest: number that scores 0.
         highest: number that scores 1.
     """
@@ -84,7 +81,6 @@ def yes_share(text: str, tokens: Any) -> tuple[float, str]:
     where the server gives none, 1 or 0 by the first word of the answer.
 
     Args:
-        text: text of the answer.
         tokens: `logprobs.content` of the answer; None if it has none.
     """
     if not tokens:
@@ -127,7 +123,6 @@ def message_of(answer: Mapping[str, Any], may_be_cut: bool) -> tuple[str, Any]:
     """Return the text of a chat completion, and its tokens with log-probabilities (None without).
 
     Args:
-        answer: JSON object of the completion.
         may_be_cut: True if an answer that was cut off at its token limit will do.
     """
     try:

@@ -41,8 +41,6 @@ def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -
 
     Args:
         image_HWC: uint8 RGB image of the source's size.
-        prompt: prompt with its edit and its source.
-        find: function that finds shapes.
 
     Raises:
         PromptFileError: if the prompt has no edit, or its source cannot be read.

@@ -22,7 +22,6 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
     """Score each image against its own prompt: one at a time, or all at once by a `BatchScorer`.
 
     Args:
-        scorer: scorer to judge with.
         images: uint8 RGB images of shape (H, W, 3), or clips (F, H, W, 3), whose frames are judged; an array
             of shape (B, H, W, 3) will do.
         prompts: as many prompts, in the same order.
@@ -64,7 +63,6 @@ def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
 def _score_frames(
     scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]
 ) -> list[Score]:
-    """Score every frame, and return the mean of each clip."""
     clips = [frames_of(image) for image in images]
     frames = [frame for clip in clips for frame in clip]
     asked = [prompt for clip, prompt in zip(clips, prompts, strict=True) for _ in clip]

@@ -34,7 +34,6 @@ def judge_motion(
 
     Args:
         clip_FHWC: uint8 RGB clip with all frames, shape (8, 24, 24, 3).
-        prompt: prompt of the task.
         find: function that finds the shapes of a uint8 RGB image (H, W, 3), the most certain first.
 
     Raises:

@@ -6,7 +6,8 @@ import math
 import os
 import re
 import shlex
-from typing import Any, Literal, Self, TypeGuard
+from collections.abc import Iterator
+from typing import Any, Literal, TypeGuard
 
 from pydantic import Field, field_validator, model_validator
 
@@ -125,15 +126,14 @@ class ServerOptions(Section):
         rounds = math.ceil(MOST_IMAGES_A_CALL / self.most_in_a_request / self.queue)
         return rounds * (self.attempts * self.timeout_s + sum(waits) + self.restart_s)
 
-    @model_validator(mode="after")
-    def _ends_before_it_counts_as_hung(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why settings cannot be together: requests that end after the scorer counts as hung."""
         if self.longest_call_s >= CALL_LIMIT_S:
-            raise ValueError(
+            yield (
                 f"reward.options.attempts = {self.attempts} of timeout_s = {self.timeout_s:g} may take "
                 f"{self.longest_call_s:.0f} s for {MOST_IMAGES_A_CALL} images, and a scorer counts as hung "
                 f"after {CALL_LIMIT_S:.0f} s; lower one of them, or raise reward.options.queue"
             )
-        return self
 
 
 class RemoteOptions(ServerOptions):
@@ -222,35 +222,42 @@ class VlmOptions(ServerOptions):
     usd_per_image: float = Field(default=0.0, ge=0, le=1000)
     """Price per answer (one for a whole clip), in dollars; one that cannot be read is paid for, too."""
 
-    @model_validator(mode="after")
-    def _can_be_read(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why settings cannot be together: answers that could not be read."""
+        yield from super().contradictions()
         for name, parsers in _OF_PARSERS.items():
             if name in self.model_fields_set and self.parser not in parsers:
-                raise ValueError(
+                yield (
                     f"reward.options.{name} says nothing where reward.options.parser is {self.parser!r}; "
                     f"leave it out, or use parser={parsers[0]}"
                 )
         asked_otherwise = self.parser != "number" or (self.lowest, self.highest) != (0.0, 10.0)
         if asked_otherwise and "template" not in self.model_fields_set:
-            raise ValueError(
+            yield (
                 "reward.options.template asks for a number from 0 to 10 where it is left out; give one "
                 "that asks for what reward.options.parser, lowest and highest expect"
             )
         if not self.lowest < self.highest:
-            raise ValueError(
+            yield (
                 f"reward.options.lowest is {self.lowest:g}, which is not below reward.options.highest = "
                 f"{self.highest:g}; give the model's scale, the worst number first"
             )
         unknown = [name for name in re.findall(r"{(\w*)}", self.template) if name != "prompt"]
         if unknown:
-            raise ValueError(f"reward.options.template has {{{unknown[0]}}}; only {{prompt}} is filled in")
+            yield f"reward.options.template has {{{unknown[0]}}}; only {{prompt}} is filled in"
         own = sorted(_OWN_FIELDS & self.request.keys())
         if own:
-            raise ValueError(
-                f"reward.options.request has {own[0]!r}, which the scorer sets itself; leave it out"
+            yield f"reward.options.request has {own[0]!r}, which the scorer sets itself; leave it out"
+        try:
+            groups = re.compile(self.pattern).groups if self.pattern else 1
+        except re.error as error:
+            yield f"reward.options.pattern is no regular expression: {error}"
+            return
+        if groups != 1:
+            yield (
+                f"reward.options.pattern has {groups} groups; put exactly the number in parentheses, and use "
+                "(?:...) for others"
             )
-        _check_pattern(self.pattern)
-        return self
 
 
 class FunctionOptions(Section):
@@ -260,13 +267,10 @@ class FunctionOptions(Section):
     """How its numbers become scores in [0, 1]: unchanged; by 1 / (1 + exp(-x)); or linearly from
     [lowest, highest], with numbers beyond clipped."""
 
-    @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why settings cannot be together: bounds out of order."""
         if isinstance(self.scale, tuple) and not self.scale[0] < self.scale[1]:
-            raise ValueError(
-                f"reward.options.scale is {list(self.scale)}; the first must be below the second"
-            )
-        return self
+            yield f"reward.options.scale is {list(self.scale)}; the first must be below the second"
 
 
 class SumOptions(Section):
@@ -283,28 +287,27 @@ class SumOptions(Section):
     group (GDPO, arXiv 2601.05242), so that a part that varies little is not drowned out by one that varies
     much. Scores stay the weighted sum of the values."""
 
-    @model_validator(mode="after")
-    def _every_part_can_count(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why settings cannot be together: parts that could not count."""
         for name in self.parts:
             weight, threshold, gate = (self.rule(name).get(key) for key in PART_RULES)
             if not _is_number(weight) or not 0 < weight < 1e9:
-                raise ValueError(
+                yield (
                     f"reward.options.parts.{name} weighs {weight!r}; a weight must be a number above 0: "
                     "leave the part out, or give it one"
                 )
             if threshold is not None and not _is_score(threshold):
-                raise ValueError(
+                yield (
                     f"reward.options.parts.{name}.threshold is {threshold!r}; it must be a score, in [0, 1]"
                 )
             if gate is not None and not self._can_be_met(name, gate):
                 others = (
                     ", ".join(other for other in self.parts if other != name) or "none: name a second one"
                 )
-                raise ValueError(
+                yield (
                     f"reward.options.parts.{name}.gate is {gate!r}; it must be a table of other parts and "
                     f"the score that each must reach, in [0, 1]; the other parts are {others}"
                 )
-        return self
 
     def rule(self, name: str) -> dict[str, Any]:
         """Return how a part counts: those of `PART_RULES` that are set."""
@@ -322,18 +325,6 @@ class SumOptions(Section):
         if not isinstance(gate, dict):
             return False
         return all(other in self.parts and other != name and _is_score(at) for other, at in gate.items())
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        groups = re.compile(pattern).groups if pattern else 1
-    except re.error as error:
-        raise ValueError(f"reward.options.pattern is no regular expression: {error}") from error
-    if groups != 1:
-        raise ValueError(
-            f"reward.options.pattern has {groups} groups; put exactly the number in parentheses, and use "
-            "(?:...) for others"
-        )
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
 from gpu_runtime.embedded_tasks.edits import edit_of
@@ -29,7 +28,15 @@ from gpu_runtime.rewards.options import (
 )
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Scorer
 from gpu_runtime.rewards.text_rules import target_text
-from storage.config.plugins import NoOptions, Registry, absolute_name, as_values, hub_models, read_options
+from storage.config.plugins import (
+    NoOptions,
+    Registry,
+    absolute_name,
+    as_values,
+    hub_models,
+    lazily,
+    read_options,
+)
 from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
@@ -42,7 +49,6 @@ class ScorerPlugin:
 
     Attributes:
         build: function that builds the scorer from its options, and imports what takes seconds to import.
-        options: model of its `[reward.options]`.
         check_prompt: function that refuses a prompt that no image could be judged by, without loading the
             scorer; raises `PromptFileError`.
         uses_gpu: True if it is a large model, quicker on a GPU.
@@ -72,9 +78,6 @@ class ChosenScorer:
     """A scorer that the settings name, with its options read.
 
     Attributes:
-        name: name as the settings have it.
-        plugin: plug-in that builds it.
-        options: options as the plug-in declares them.
         section: section of the settings with its options.
         rule: how it counts in a sum, including its weight; empty outside a sum.
     """
@@ -158,60 +161,6 @@ class ChosenScorer:
             judge.plugin.check_prompt(prompt)
 
 
-def _ocr(options: OcrOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.ocr import OcrScorer
-
-    return OcrScorer(page=options.layout == "page")
-
-
-def _without_options(module: str, name: str) -> Callable[[NoOptions], Scorer]:
-    """Return a function that imports a module and builds its scorer class, which takes no argument."""
-
-    def build(_: NoOptions) -> Scorer:
-        return getattr(import_module(module), name)()
-
-    return build
-
-
-def _lazily(module: str, name: str) -> Callable[[Any], Any]:
-    """Return a function that imports a module, and calls its function or class of that name."""
-
-    def call(argument: Any) -> Any:
-        return getattr(import_module(module), name)(argument)
-
-    return call
-
-
-def _geneval(options: GenEvalOptions) -> Scorer:
-    from gpu_runtime.rewards.judge_models.clip import Clip, ClipColours
-    from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
-    from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
-
-    colours = ClipColours(Clip.load("reward.options.clip", options.clip))
-    return GenEvalScorer(Mask2FormerDetector.load(options.detector), colours)
-
-
-def _deepseek_ocr(options: DeepseekOcrOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.deepseek_ocr import DeepseekOcrScorer
-
-    return DeepseekOcrScorer.load(options.reader, options.tokens)
-
-
-def _clip_score(options: ClipScoreOptions) -> Scorer:
-    from gpu_runtime.rewards.judge_models.clip import Clip
-    from gpu_runtime.rewards.scorers.clip_score import ClipScorer
-
-    return ClipScorer(Clip.load("reward.options.clip", options.clip))
-
-
-def _pick_score(options: PickScoreOptions) -> Scorer:
-    from gpu_runtime.rewards.judge_models.clip import Clip
-    from gpu_runtime.rewards.scorers.clip_score import PickScorer
-
-    beside = (options.processor, "reward.options.processor")
-    return PickScorer(Clip.load("reward.options.model", options.model, *beside))
-
-
 def _sum(options: SumOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 
@@ -247,7 +196,13 @@ def _of_function(name: str, found: object) -> ScorerPlugin | None:
     return ScorerPlugin(build, FunctionOptions, gives_verdict=False)
 
 
-_SHAPES = "gpu_runtime.rewards.scorers.shapes"
+def _without_options(path: str) -> Callable[[NoOptions], Scorer]:
+    return lambda _: lazily(path)()
+
+
+def _check_text(prompt: PromptRecord) -> None:
+    target_text(prompt.text)
+
 
 SCORERS = Registry(
     "reward.scorer",
@@ -255,37 +210,61 @@ SCORERS = Registry(
     "spotlight.scorers",
     {
         "ocr": ScorerPlugin(
-            _ocr,
+            lazily("gpu_runtime.rewards.scorers.ocr:OcrScorer"),
             OcrOptions,
-            lambda prompt: target_text(prompt.text),
+            _check_text,
             module="gpu_runtime.rewards.scorers.ocr",
         ),
-        "shapes": ScorerPlugin(_without_options(_SHAPES, "ShapesScorer"), NoOptions, check_shapes),
+        "shapes": ScorerPlugin(
+            _without_options("gpu_runtime.rewards.scorers.shapes:ShapesScorer"), NoOptions, check_shapes
+        ),
         # Only its detector knows the classes.
-        "geneval": ScorerPlugin(_geneval, GenEvalOptions, included, uses_gpu=True),
+        "geneval": ScorerPlugin(
+            lazily("gpu_runtime.rewards.scorers.geneval:GenEvalScorer.load"),
+            GenEvalOptions,
+            included,
+            uses_gpu=True,
+        ),
         "deepseek-ocr": ScorerPlugin(
-            _deepseek_ocr, DeepseekOcrOptions, lambda prompt: target_text(prompt.text), uses_gpu=True
+            lazily("gpu_runtime.rewards.scorers.deepseek_ocr:DeepseekOcrScorer"),
+            DeepseekOcrOptions,
+            _check_text,
+            uses_gpu=True,
         ),
-        "clip-score": ScorerPlugin(_clip_score, ClipScoreOptions, uses_gpu=True, gives_verdict=False),
-        "pick-score": ScorerPlugin(_pick_score, PickScoreOptions, uses_gpu=True, gives_verdict=False),
+        "clip-score": ScorerPlugin(
+            lazily("gpu_runtime.rewards.scorers.clip_score:ClipScorer"),
+            ClipScoreOptions,
+            uses_gpu=True,
+            gives_verdict=False,
+        ),
+        "pick-score": ScorerPlugin(
+            lazily("gpu_runtime.rewards.scorers.clip_score:PickScorer"),
+            PickScoreOptions,
+            uses_gpu=True,
+            gives_verdict=False,
+        ),
         "jpeg": ScorerPlugin(
-            _without_options("gpu_runtime.rewards.scorers.jpeg", "JpegScorer"), gives_verdict=False
+            _without_options("gpu_runtime.rewards.scorers.jpeg:JpegScorer"), gives_verdict=False
         ),
-        "edits": ScorerPlugin(_without_options(_SHAPES, "EditsScorer"), NoOptions, edit_of),
-        "moving-shapes": ScorerPlugin(_without_options(_SHAPES, "MovingShapesScorer"), NoOptions, motion_of),
+        "edits": ScorerPlugin(
+            _without_options("gpu_runtime.rewards.scorers.shapes:EditsScorer"), NoOptions, edit_of
+        ),
+        "moving-shapes": ScorerPlugin(
+            _without_options("gpu_runtime.rewards.scorers.shapes:MovingShapesScorer"), NoOptions, motion_of
+        ),
         "templates": ScorerPlugin(
-            _without_options("gpu_runtime.rewards.scorers.templates", "TemplatesScorer"),
-            check_prompt=_lazily("gpu_runtime.rewards.scorers.templates", "check_prompt"),
+            _without_options("gpu_runtime.rewards.scorers.templates:TemplatesScorer"),
+            check_prompt=lazily("gpu_runtime.rewards.scorers.templates:check_prompt"),
         ),
         "remote": ScorerPlugin(
-            _lazily("gpu_runtime.rewards.scorers.remote", "RemoteScorer"),
+            lazily("gpu_runtime.rewards.scorers.remote:RemoteScorer"),
             RemoteOptions,
-            check_server=_lazily("gpu_runtime.rewards.scorers.remote", "refuse_silent_scorer"),
+            check_server=lazily("gpu_runtime.rewards.scorers.remote:refuse_silent_scorer"),
         ),
         "vlm": ScorerPlugin(
-            _lazily("gpu_runtime.rewards.scorers.vlm", "VlmScorer"),
+            lazily("gpu_runtime.rewards.scorers.vlm:VlmScorer"),
             VlmOptions,
-            check_server=_lazily("gpu_runtime.rewards.scorers.vlm", "refuse_silent_vlm"),
+            check_server=lazily("gpu_runtime.rewards.scorers.vlm:refuse_silent_vlm"),
         ),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
     },

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from abc import abstractmethod
 from collections.abc import Collection
 
+import numpy as np
+
+from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.errors import PromptFileError
+from storage.prompts.files import PromptRecord
 
 _QUOTED = re.compile(r'"([^"]*)"')
 
@@ -37,7 +42,6 @@ def refuse_unknown_letters(prompt: str, known: Collection[str]) -> None:
     """Refuse a prompt whose target an engine cannot spell: every image would score less than 1.
 
     Args:
-        prompt: whole prompt.
         known: letters that the engine may read, normalised.
 
     Raises:
@@ -77,3 +81,22 @@ def ocr_reward(target: str, read: str) -> float:
     if target in read:
         return 1.0
     return 1.0 - min(Levenshtein.distance(read, target), len(target)) / len(target)
+
+
+class TextScorer(Scorer):
+    """A scorer by the text that it reads from an image."""
+
+    @abstractmethod
+    def read(self, image_HWC: np.ndarray) -> str:
+        """Read a uint8 RGB image of shape (H, W, 3); return an empty string if nothing is legible."""
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Score one image; an image with no legible text scores 0.
+
+        Raises:
+            PromptFileError: if the prompt quotes no text.
+        """
+        target = target_text(prompt.text)
+        read = self.read(image_HWC)
+        value = ocr_reward(target, normalise(read))
+        return Score(value, value == 1.0, read)

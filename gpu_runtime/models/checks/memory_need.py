@@ -72,7 +72,6 @@ class WorkNeed:
         Args:
             transformer: transformer in the precision that it computes in.
             image_tokens: image tokens of one sample; its text tokens are not counted.
-            config: the run's configuration.
             evaluated: image tokens of a held-out sample, where there may be more.
         """
         adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
@@ -135,10 +134,6 @@ class MemoryNeed:
         """Count the bytes of the numbers in a pipeline's files, in their precision on a device.
 
         Args:
-            family: family of the model.
-            folder: files of the model.
-            settings: settings of the model.
-            device: kind of device.
             work: bytes for training and generating beside the weights.
         """
         size = dtype_on(settings, device).itemsize
@@ -203,8 +198,6 @@ def refuse_too_large(
     """Refuse a run that certainly does not fit.
 
     Args:
-        need: need of one model.
-        device: kind of device.
         models: number of models that share this machine's memory; on GPUs each has its own.
         trainers: number of them that train together; 0 if none does.
         device_index: index of the GPU to look at.
@@ -234,7 +227,6 @@ def refuse_too_large(
 
 
 def _advice(need: MemoryNeed, terms: Terms, trainers: int, shared: bool) -> str:
-    """Return advice on how to need less."""
     advice = ["take a larger device or a smaller model"]
     if trainers and need.work.trains_all:
         advice.append("adaptation.mode=lora")
@@ -256,12 +248,9 @@ def adapter_numbers(transformer: torch.nn.Module, adaptation: AdaptationConfig) 
     return sum(
         adaptation.rank * (layer.in_features + layer.out_features)
         for name, layer in transformer.named_modules()
-        if isinstance(layer, torch.nn.Linear) and _is_target(name, adaptation)
+        if isinstance(layer, torch.nn.Linear)
+        and any(name == target or name.endswith(f".{target}") for target in adaptation.targets)
     )
-
-
-def _is_target(name: str, adaptation: AdaptationConfig) -> bool:
-    return any(name == target or name.endswith(f".{target}") for target in adaptation.targets)
 
 
 def _blocks(transformer: torch.nn.Module) -> Iterator[torch.nn.Module]:

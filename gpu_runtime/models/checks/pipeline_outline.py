@@ -22,8 +22,6 @@ class PipelineOutline:
     """A model's files, sizes, tokenizers and layers.
 
     Args:
-        family: family of the model.
-        settings: settings of the model.
         device: kind of device that it will work on.
         frames: frames of the clips that it makes; None if it makes images.
 
@@ -48,9 +46,9 @@ class PipelineOutline:
         self.folder = family.folder(settings)
         self._settings, self._device, self._frames = settings, device, frames
         # First, as the next checks read sizes from the configurations.
-        parts, dtype = (family.ENCODERS, family.VAE, self.folder), dtype_on(settings, device)
+        dtype = dtype_on(settings, device)
         self.transformer: torch.nn.Module = family.built(
-            self.folder, settings, lambda name: empty_transformer(family.TRANSFORMER, *parts, dtype, name)
+            self.folder, settings, lambda name: empty_transformer(family, self.folder, dtype, name)
         )
         self.family.check_size(self.folder, settings)
         self.family.check_settings(self.folder, settings)

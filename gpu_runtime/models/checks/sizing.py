@@ -42,7 +42,6 @@ class Term:
     """The bytes that one thing takes.
 
     Attributes:
-        name: what it is.
         low, high: ends of the range.
         trains: True if only a device that trains has it.
     """
@@ -80,12 +79,7 @@ class DeviceMemory:
 
 
 def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
-    """Count the memory of a run's devices; each holds all weights, as while it generates.
-
-    Args:
-        config: configuration of the run.
-        model: its model, as published.
-    """
+    """Count the memory of a run's devices; each holds all weights, as while it generates."""
     with torch.device("meta"):
         transformer = getattr(diffusers, model.transformer_class)(**model.transformer)
     torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own warns, and keeps nothing in float32 here

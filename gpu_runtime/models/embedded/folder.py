@@ -38,7 +38,6 @@ class EmbeddedSettings:
         width: canvas width in pixels, a multiple of 8.
         text_length: text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence.
         text_width: width E of a token's embedding.
-        seed: seed of the pre-training.
         training: figures of the pre-training; nothing reads them.
         frames: frames of a clip, each with as many tokens as an image; 0 if the model makes images.
         edits: True if the model changes an image as a prompt asks; otherwise it draws from the prompt alone.

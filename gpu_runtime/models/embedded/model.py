@@ -55,7 +55,6 @@ class EmbeddedModel:
 
     Args:
         settings: sizes of images and text.
-        codec: codec of images and latents.
         transformer: loaded transformer, on the device where the model works.
         guidance: strength of classifier-free guidance; 1 is without, and one pass.
 
@@ -103,9 +102,6 @@ class EmbeddedModel:
 
         Args:
             path: folder, or `embedded:NAME`.
-            device: device where the model works.
-            dtype: dtype of the transformer's weights.
-            transformer: transformer to use instead of the folder's.
             guidance: strength of guidance, as for the class.
 
         Raises:
@@ -228,11 +224,7 @@ class EmbeddedModel:
         self._grids = [(frames, rows, columns)] * (2 if settings.edits else 1)
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Refuse a prompt that is too long, whether or not the model edits.
-
-        Raises:
-            ConfigurationError: if one is; with the prompt.
-        """
+        """Refuse a prompt that is too long, whether or not the model edits."""
         for prompt in prompts:
             text_encoder.fitting_tokens(prompt, self.settings.text_length)
 
@@ -263,7 +255,6 @@ def without_prompts(conditioning: Conditioning, dropped_B: torch.Tensor) -> Cond
     """Return conditioning in which some rows have one visible token of zeros in place of their prompt.
 
     Args:
-        conditioning: encoded prompts, one row per sample.
         dropped_B: True for the rows whose prompt is dropped.
     """
     is_first_L = torch.arange(conditioning.mask_BL.shape[1], device=conditioning.mask_BL.device) == 0

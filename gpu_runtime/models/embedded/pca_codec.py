@@ -52,8 +52,6 @@ def unpatchify(patches_BSD: torch.Tensor, height: int, width: int) -> torch.Tens
 
     Args:
         patches_BSD: patches row by row, shape (B, S, D).
-        height: height of the image in pixels.
-        width: width of the image in pixels.
     """
     rows, columns = height // PATCH, width // PATCH
     split = patches_BSD.reshape(len(patches_BSD), rows, columns, PATCH, PATCH, 3)
@@ -115,8 +113,6 @@ class PatchCodec:
 
         Args:
             latents_BSC: latents, shape (B, S, C).
-            height: height of the image in pixels.
-            width: width of the image in pixels.
 
         Raises:
             NonFiniteError: if a pixel is not finite.
@@ -129,9 +125,7 @@ class PatchCodec:
         """Decode latents (B, S, C) of edits to uint8 RGB (B, H, W, 3): the source's where nothing changed.
 
         Args:
-            latents_BSC: latents of the edits.
             source_BSC: latents of the sources.
-            source_BHWC: the sources, uint8 RGB.
 
         Raises:
             NonFiniteError: if a pixel is not finite.

@@ -63,7 +63,6 @@ def encode(prompts: Sequence[str], length: int, width: int) -> tuple[np.ndarray,
     The length never depends on the batch: a prompt has the same bits in any list.
 
     Args:
-        prompts: B texts.
         length: text tokens L.
         width: width E of a token's embedding.
 

@@ -45,7 +45,10 @@ def refuse_missing_compiler(device: torch.device) -> None:
         ConfigurationError: if this machine lacks what torch.compile needs for this kind of device.
     """
     if device.type == "cuda":
-        missing = None if _has_triton() else "Triton (comes with torch's CUDA builds)"
+        # Imported here, as below: the compiler's modules take seconds, and most runs do not need them.
+        from torch.utils._triton import has_triton
+
+        missing = None if has_triton() else "Triton (comes with torch's CUDA builds)"
     else:
         missing = None if _has_cpp_compiler() else "a C++ compiler (g++)"
     if missing:
@@ -53,13 +56,6 @@ def refuse_missing_compiler(device: torch.device) -> None:
             f"model.compile is true, and {missing} is not on this machine; install it, or set "
             "model.compile=false"
         )
-
-
-def _has_triton() -> bool:
-    # Imported here, as below: the compiler's modules take seconds, and most runs do not need them.
-    from torch.utils._triton import has_triton
-
-    return has_triton()
 
 
 def _has_cpp_compiler() -> bool:

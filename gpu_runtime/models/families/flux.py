@@ -33,11 +33,7 @@ class FluxModel(PipelineModel):
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse guidance for a model that was not made for it.
-
-        Raises:
-            ConfigurationError: if so; with the setting.
-        """
+        """Refuse guidance for a model that was not made for it."""
         if settings.guidance != 1 and not folder.config("transformer").get("guidance_embeds"):
             raise ConfigurationError(
                 f"model.guidance is {settings.guidance:g}, but {settings.path} takes none (its "

@@ -9,7 +9,6 @@ column, place in the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2D
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from transformers import Qwen3ForCausalLM
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message, packed, unmasked
+from gpu_runtime.models.families.pipeline_model import PipelineModel, packed, unmasked
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
@@ -36,19 +35,11 @@ class Flux2KleinModel(PipelineModel):
     ENCODERS = {"text_encoder": Qwen3ForCausalLM}  # noqa: RUF012
     TEXT_LENGTH = 512
     PACKED = True
-
-    @classmethod
-    def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
-        """Return the prompt as a message to the language model."""
-        return chat_message(tokenizers["tokenizer"], prompt, thinks=False)
+    THINKS = False
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse guidance for a distilled model, and a text encoder with too few layers.
-
-        Raises:
-            ConfigurationError: if so; with the setting.
-        """
+        """Refuse guidance for a distilled model, and a text encoder with too few layers."""
         if settings.guidance != 1 and folder.index.get("is_distilled"):
             raise ConfigurationError(
                 f"model.guidance is {settings.guidance:g}, but {settings.path} is distilled and takes none; "

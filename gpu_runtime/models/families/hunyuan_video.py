@@ -61,11 +61,7 @@ class HunyuanVideo15Model(PipelineModel):
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse a model that was distilled to few steps.
-
-        Raises:
-            ModelError: if so.
-        """
+        """Refuse a model that was distilled to few steps."""
         super().check_settings(folder, settings)
         if folder.config("transformer").get("use_meanflow"):
             raise ModelError(

@@ -23,12 +23,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
 from gpu_runtime.models.files.finite_numbers import checked_pixels
 from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
-from gpu_runtime.models.files.pipeline_parts import (
-    Parts,
-    load_scheduler,
-    load_tokenizers,
-    load_weights,
-)
+from gpu_runtime.models.files.pipeline_parts import Parts, load_scheduler, load_tokenizers
+from gpu_runtime.models.files.whole_weights import load_weights
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError, ModelError
@@ -45,8 +41,6 @@ class PipelineModel(ABC):
 
     Args:
         parts: loaded parts, on the CPU.
-        settings: settings of the model.
-        device: device where it works.
     """
 
     PIPELINE: ClassVar[Any]
@@ -75,6 +69,10 @@ class PipelineModel(ABC):
 
     TAKES_NEGATIVE: ClassVar[bool] = True
     """True if guidance is classifier-free, with a second pass for the negative prompt."""
+
+    THINKS: ClassVar[bool | None] = None
+    """For a language model that gets a prompt as a message, by its tokenizer's template: True if it may think
+    before it answers, which changes the template. None where the prompt is no message."""
 
     DROPPED: ClassVar[int] = 0
     """First tokens of every prompt, the same for all, which the transformer does not get."""
@@ -155,7 +153,6 @@ class PipelineModel(ABC):
         """Build the transformer; two in families that have them.
 
         Args:
-            folder, settings: files and settings of the model.
             build: function that builds the transformer in a folder of the pipeline.
         """
         return build("transformer")
@@ -190,19 +187,12 @@ class PipelineModel(ABC):
         """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3), or clips (B, F, H, W, 3), on the CPU.
 
         They are decoded one by one, so that the pixels of one at a time are in float32.
-
-        Raises:
-            NonFiniteError: if a pixel is not finite.
         """
         return torch.cat([self._pixels(latents_BSC[row : row + 1]) for row in range(len(latents_BSC))])
 
     @torch.no_grad()
     def encode_images(self, images: Sequence[np.ndarray]) -> torch.Tensor:
-        """Encode uint8 RGB images (H, W, 3) to latents (B, S, C), float32, one by one.
-
-        Raises:
-            ConfigurationError: if the family makes clips.
-        """
+        """Encode uint8 RGB images (H, W, 3) to latents (B, S, C), float32, one by one."""
         if self.FRAME_SCALE:
             raise ConfigurationError(
                 f"{self.settings.family} makes clips and encodes no images; choose another"
@@ -235,8 +225,6 @@ class PipelineModel(ABC):
 
         Args:
             tokenizers: tokenizers by the names of their folders.
-            prompt: text of the prompt.
-            settings: settings of the model.
 
         Raises:
             ConfigurationError: if it has more tokens than the limit.
@@ -307,7 +295,14 @@ class PipelineModel(ABC):
     @classmethod
     def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
         """Return the text of a prompt that the tokenizer gets: in most families the prompt itself."""
-        return prompt
+        if cls.THINKS is None:
+            return prompt
+        return tokenizers["tokenizer"].apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=cls.THINKS,
+        )
 
     @classmethod
     def _dropped(cls, tokenizers: Mapping[str, Any]) -> int:
@@ -347,8 +342,6 @@ class PipelineModel(ABC):
 
         Args:
             tokenizers: tokenizers by the names of their folders.
-            text_length: text tokens of a prompt.
-            settings: settings of the model.
         """
         return text_length
 
@@ -420,7 +413,6 @@ class PipelineModel(ABC):
         """Return a text's tokens, padded to a length or cut off there, and their mask.
 
         Args:
-            text: what the tokenizer gets.
             length: tokens of the result.
             tokenizer: folder of the tokenizer; the last one unless it is given.
         """
@@ -505,22 +497,6 @@ def unmasked(embeds_BLE: torch.Tensor, pooled_BE: torch.Tensor | None = None) ->
     """Return embedded text of a model that was trained with its padding: all of its tokens count."""
     mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=embeds_BLE.device)
     return Conditioning(embeds_BLE, mask_BL, pooled_BE)
-
-
-def chat_message(tokenizer: Any, prompt: str, thinks: bool) -> str:
-    """Return a prompt as a message to a language model, by its tokenizer's template.
-
-    Args:
-        tokenizer: tokenizer of the language model.
-        prompt: text of the prompt.
-        thinks: True if the model may think before it answers, which changes the template.
-    """
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}],
-        tokenize=False,
-        add_generation_prompt=True,
-        enable_thinking=thinks,
-    )
 
 
 def as_tokens(box: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,6 @@ class QwenImageModel(PipelineModel):
 
     @classmethod
     def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
-        """Return the template with the prompt in it."""
         return _TEMPLATE.format(prompt)
 
     @classmethod
@@ -49,13 +48,7 @@ class QwenImageModel(PipelineModel):
         return self._embedded(self._prompt_text(self._tokenizers, prompt, self.settings), self.text_length)
 
     def _embedded(self, text: str, length: int, **seen: torch.Tensor) -> Conditioning:
-        """Return one row of `length` tokens; a mask hides those after the text's own.
-
-        Args:
-            text: what the tokenizer gets.
-            length: tokens of the row.
-            **seen: what else the encoder gets.
-        """
+        """Return one row of `length` tokens; a mask hides those after the text's own."""
         tokens = self._tokenizers[self.TOKENIZERS[-1]](text, return_tensors="pt").to(self.device)
         output = self._encoders["text_encoder"](
             input_ids=tokens.input_ids,

@@ -62,8 +62,6 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
 
         Args:
             tokenizers: tokenizers and the image processor, by the names of their folders.
-            text_length: text tokens of a prompt.
-            settings: settings of the model.
         """
         processor = tokenizers[cls.PROCESSOR]
         patches = processor.get_number_of_image_patches(*cls._seen_size(settings), {})

@@ -52,11 +52,7 @@ class SanaModel(PipelineModel):
 
     @classmethod
     def refuse_long_negative(cls, tokenizers: Mapping[str, Any], settings: ModelConfig) -> None:
-        """Refuse a negative prompt that would be cut off; no instruction stands before it.
-
-        Raises:
-            ConfigurationError: see `refuse_long`.
-        """
+        """Refuse a negative prompt that would be cut off; no instruction stands before it."""
         negative = settings.negative_prompt
         cls._refuse_tokens(tokenizers, _negative_text(negative), 0, negative, settings)
 

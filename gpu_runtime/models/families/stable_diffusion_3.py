@@ -37,11 +37,7 @@ class StableDiffusion3Model(PipelineModel):
 
     @classmethod
     def check_size(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse a size that does not divide, or exceeds the table of positions.
-
-        Raises:
-            ConfigurationError: if so; with a side that fits.
-        """
+        """Refuse a size that does not divide, or exceeds the table of positions."""
         super().check_size(folder, settings)
         places = folder.config("transformer")["pos_embed_max_size"]
         most = places * cls.pixels_a_token(folder.config("vae"))

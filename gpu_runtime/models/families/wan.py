@@ -42,16 +42,11 @@ class WanModel(PipelineModel):
 
     @classmethod
     def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
-        """Return the prompt as the pipeline cleans it."""
         return prompt_clean(prompt)
 
     @classmethod
     def folder(cls, settings: ModelConfig) -> PipelineFolder:
-        """Return the files of a model, with those of a second transformer where it has one.
-
-        Raises:
-            ModelError: if files are missing, cut off, or those of another model.
-        """
+        """Return the files of a model, with those of a second transformer where it has one."""
         found = super().folder(settings)
         boundary, second = found.index.get("boundary_ratio"), found.index.get(LOW) or (None,)
         if boundary is None and second[-1] is None:
@@ -66,11 +61,7 @@ class WanModel(PipelineModel):
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse an expert that the model lacks, and an adapter for two.
-
-        Raises:
-            ConfigurationError, ModelError: if so; with the setting.
-        """
+        """Refuse an expert that the model lacks, and an adapter for two."""
         super().check_settings(folder, settings)
         chosen = chosen_experts(settings)
         if LOW not in folder.parts and chosen != "both":
@@ -85,11 +76,7 @@ class WanModel(PipelineModel):
 
     @classmethod
     def built(cls, folder: PipelineFolder, settings: ModelConfig, build: Callable[[str], Any]) -> Any:
-        """Build the transformer, or both experts.
-
-        Args:
-            folder, settings, build: see `PipelineModel.built`.
-        """
+        """Build the transformer, or both experts."""
         high = build(HIGH)
         if LOW not in folder.parts:
             return high

@@ -19,7 +19,7 @@ from diffusers import AutoencoderKL, ZImagePipeline, ZImageTransformer2DModel
 from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from transformers import Qwen3Model
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, chat_message
+from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
 
@@ -32,11 +32,7 @@ class ZImageModel(PipelineModel):
     VAE = AutoencoderKL
     ENCODERS = {"text_encoder": Qwen3Model}  # noqa: RUF012
     TEXT_LENGTH = 512
-
-    @classmethod
-    def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
-        """Return the prompt as a message to the language model."""
-        return chat_message(tokenizers["tokenizer"], prompt, thinks=True)
+    THINKS = True
 
     @classmethod
     def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:

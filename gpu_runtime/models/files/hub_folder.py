@@ -43,8 +43,6 @@ def local_folder(setting: str, name: str, weights: bool = True) -> Path:
     without a network.
 
     Args:
-        setting: setting that names the model, for messages.
-        name: folder, or name in the hub's cache such as `openai/clip-vit-large-patch14`.
         weights: True to require weights; a processor alone has none.
 
     Raises:

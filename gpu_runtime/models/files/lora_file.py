@@ -37,9 +37,7 @@ def write_lora(
 
     Args:
         pipeline: pipeline class of diffusers, which knows the format.
-        folder: folder to write to.
         state: adapters by their names in the policy (`...lora_A.default.weight`), float32.
-        adaptation: settings with which they were trained.
 
     Returns:
         The file. The adapters of a second transformer are in a file of the same name in `transformer_2/`.
@@ -133,7 +131,6 @@ def read_lora(
 
     Args:
         path: `model.adapter`.
-        adaptation: settings of the policy.
         shapes: the policy's trained weights: names (`...lora_A.default.weight`) and shapes.
 
     Returns:

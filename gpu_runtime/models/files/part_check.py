@@ -28,10 +28,7 @@ def empty_part(
 
     Args:
         build: function that builds it from its configuration.
-        class_name: name of the class that it builds.
-        folder: folder of the part, for messages.
         config: content of its config.json.
-        files: files of its weights.
 
     Raises:
         ModelError: if the configuration is damaged or that of another model, or the files hold fewer or
@@ -61,9 +58,6 @@ def refuse_other_names(part: Any, folder: Path, files: Sequence[Path], exactly: 
     """Refuse files that lack some of the weights, by their names.
 
     Args:
-        part: part without memory.
-        folder: folder of the part, for messages.
-        files: files of its weights.
         exactly: True to refuse further tensors too: a configuration with fewer layers would ignore them.
 
     Raises:

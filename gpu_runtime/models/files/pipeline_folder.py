@@ -32,7 +32,6 @@ class PipelineFolder:
     """A pipeline in the hub's layout, with a folder per part.
 
     Attributes:
-        path: folder of the pipeline.
         parts: parts that are needed, and their kinds.
     """
 
@@ -46,7 +45,6 @@ class PipelineFolder:
         Args:
             name: `model.path`.
             pipeline: class that `model_index.json` must name.
-            parts: parts that are needed, and their kinds.
 
         Raises:
             ModelError: if there is none, it is another pipeline, or files are missing or cut off.

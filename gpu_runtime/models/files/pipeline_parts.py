@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from gpu_runtime.models.files.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
@@ -20,9 +19,7 @@ class Parts:
     """The loaded parts of a pipeline.
 
     Attributes:
-        transformer: denoiser.
         vae: decoder of latents, float32.
-        scheduler: source of the noise schedule.
         encoders, tokenizers: models by the names of their folders; image processors are with the tokenizers.
     """
 
@@ -31,43 +28,6 @@ class Parts:
     scheduler: Any
     encoders: Mapping[str, Any]
     tokenizers: Mapping[str, Any]
-
-
-def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: torch.dtype) -> Any:
-    """Load a model of a diffusers or transformers class on the CPU, frozen and in evaluation mode.
-
-    Args:
-        model_class: class with `from_pretrained`.
-        folder: folder of the pipeline.
-        part: name of its folder in the pipeline's.
-        dtype: dtype of the weights.
-
-    Raises:
-        ModelError: if the files are those of another model, or lack weights. Both libraries would draw the
-            missing ones at random, and only warn.
-    """
-    named = {"diffusers": "torch_dtype", "transformers": "dtype"}[folder.parts[part]]
-    try:
-        model, report = model_class.from_pretrained(
-            str(folder.path),
-            subfolder=part,
-            local_files_only=True,
-            output_loading_info=True,
-            **{named: dtype},
-        )
-    except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
-        raise ModelError(
-            f"{folder.path / part} is no {model_class.__name__} that can be loaded: {error}"
-        ) from error
-    # Buffers too: a batch norm's statistics are as much part of a model as its weights.
-    own = (*model.named_parameters(), *model.named_buffers())
-    lacking = sorted({name for name, _ in own} & set(report["missing_keys"]))
-    if lacking:
-        raise ModelError(
-            f"{folder.path / part} lacks {len(lacking)} weights of a {model_class.__name__}, such as "
-            f"{lacking[0]}; download the model again, whole"
-        )
-    return model.eval().requires_grad_(False)
 
 
 def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
@@ -105,7 +65,6 @@ def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
     """Load the scheduler, of which only the schedule is used.
 
     Args:
-        folder: folder of the pipeline.
         kind: class that the family's models come with.
 
     Raises:
@@ -125,28 +84,21 @@ def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
         ) from error
 
 
-def empty_transformer(
-    model_class: Any, encoder_classes: Mapping[str, Any], vae_class: Any, folder: PipelineFolder,
-    dtype: torch.dtype, name: str,
-) -> Any:  # fmt: skip
+def empty_transformer(family: Any, folder: PipelineFolder, dtype: torch.dtype, name: str) -> Any:
     """Build the transformer without memory for its weights, to inspect its layers.
 
     The other models of the pipeline are built in the same way, checked against their files, and dropped.
 
     Args:
-        model_class: class of the transformer.
-        encoder_classes: classes of the text encoders, by their folders.
-        vae_class: class of the VAE.
-        folder: folder of the pipeline.
-        dtype: dtype of the transformer's weights.
+        family: class of the family, a `PipelineModel`, which names the parts' classes.
         name: folder of the transformer in the pipeline's.
 
     Raises:
         ModelError: if a part's configuration is that of another model, or asks for weights not in its files.
     """
-    for part, part_class in {"vae": vae_class, **encoder_classes}.items():
+    for part, part_class in {"vae": family.VAE, **family.ENCODERS}.items():
         _empty_part(part_class, folder, part)
-    model = _empty_part(model_class, folder, name)
+    model = _empty_part(family.TRANSFORMER, folder, name)
     refuse_other_names(model, folder.path / name, folder.weights(name))
     for weight in model.parameters():  # to() would warn of parts that a model keeps in float32
         weight.data = weight.data.to(dtype)

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
 from gpu_runtime.models.files.hub_folder import local_folder
+from gpu_runtime.models.files.whole_weights import load_judge
 from gpu_runtime.prompt_sets.geneval import COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection
-from gpu_runtime.rewards.judge_models.local_weights import load_whole
 from storage.errors import ModelError
 
 GREY = 0x99
@@ -33,9 +33,7 @@ class Clip:
     """An encoder of pictures and texts as unit vectors in one space.
 
     Args:
-        model: model with the two towers.
         tokenizer: tokenizer that cuts texts to what the text tower takes.
-        processor: processor that resizes pictures to the model's size.
     """
 
     def __init__(self, model: CLIPModel, tokenizer: Any, processor: CLIPImageProcessorPil) -> None:
@@ -50,9 +48,7 @@ class Clip:
 
         Args:
             setting: setting that names the model, for messages.
-            name: name of the model.
             processor: name of the model that has the tokenizer and picture size, if it is another one.
-            processor_setting: setting that names it.
 
         Raises:
             ModelError: if files are missing, or are not those of a CLIP.
@@ -61,7 +57,7 @@ class Clip:
         beside = local_folder(processor_setting, processor, weights=False) if processor else folder
         try:
             return cls(
-                load_whole(CLIPModel, setting, folder),
+                load_judge(CLIPModel, setting, folder),
                 AutoTokenizer.from_pretrained(beside, local_files_only=True),
                 CLIPImageProcessorPil.from_pretrained(beside, local_files_only=True),
             )

@@ -49,8 +49,6 @@ class JudgeServer:
     Requests wait in a queue: at most `settings.queue` of them are under way at once.
 
     Args:
-        settings: limits of time and attempts.
-        url: address for requests.
         key: key that is sent as a bearer token, and redacted in every answer; empty for none.
         wait: function that sleeps, in seconds.
     """
@@ -80,7 +78,6 @@ class JudgeServer:
         """Return the answer to a request, as `read` returns it; call it through `in_queue`.
 
         Args:
-            body: body of the request, as JSON values.
             read: function that reads the body of an answer of status 2xx; raises `AttemptError` if it cannot.
 
         Raises:
@@ -113,7 +110,6 @@ class JudgeServer:
         """Refuse a server that does not answer, or that refuses the key; any other answer will do.
 
         Args:
-            url: address to ask for.
             setting: setting that names the server, with its value, for messages.
 
         Raises:
@@ -205,7 +201,6 @@ def checked_url(text: str, example: str) -> httpx.URL:
     """Return the address in `reward.options.url`.
 
     Args:
-        text: address as the settings have it.
         example: complete address, for the message.
 
     Raises:

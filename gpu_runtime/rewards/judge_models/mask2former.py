@@ -13,9 +13,9 @@ import torch
 from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
 
 from gpu_runtime.models.files.hub_folder import local_folder
+from gpu_runtime.models.files.whole_weights import load_judge
 from gpu_runtime.prompt_sets.geneval import CLASSES
 from gpu_runtime.rewards.geneval_rules import Detection
-from gpu_runtime.rewards.judge_models.local_weights import load_whole
 from storage.errors import ModelError
 
 _OTHER_NAMES = {
@@ -31,7 +31,6 @@ class Mask2FormerDetector:
 
     Args:
         model: model with the 80 classes of COCO as labels.
-        processor: processor that resizes pictures to the model's size.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Mask2FormerDetector:
             ModelError: if files are missing, or it does not detect GenEval's classes.
         """
         folder = local_folder("reward.options.detector", name)
-        model = load_whole(Mask2FormerForUniversalSegmentation, "reward.options.detector", folder)
+        model = load_judge(Mask2FormerForUniversalSegmentation, "reward.options.detector", folder)
         try:
             return cls(model, Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True))
         except OSError as error:

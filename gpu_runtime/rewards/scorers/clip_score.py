@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpu_runtime.rewards.judge_models.clip import Clip
+from gpu_runtime.rewards.options import ClipScoreOptions, PickScoreOptions
 from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.prompts.files import PromptRecord
 
@@ -24,8 +25,8 @@ class ClipScorer(Scorer):
 
     name = "clip-score"
 
-    def __init__(self, clip: Clip) -> None:
-        self._clip = clip
+    def __init__(self, options: ClipScoreOptions) -> None:
+        self._clip = Clip.load("reward.options.clip", options.clip)
 
     def move(self, device: str) -> None:
         """Judge on a device from now on."""
@@ -45,6 +46,10 @@ class PickScorer(ClipScorer):
     """A scorer by the cosine, times the CLIP's scale, over `BEST`."""
 
     name = "pick-score"
+
+    def __init__(self, options: PickScoreOptions) -> None:
+        beside = options.processor, "reward.options.processor"
+        self._clip = Clip.load("reward.options.model", options.model, *beside)
 
     def _value(self, cosine: float) -> tuple[float, str]:
         score = self._clip.logit_scale * cosine

@@ -6,7 +6,7 @@ cannot, and needs a GPU to be quick (`runtime.scorer_gpu`), or a server that has
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,46 +18,32 @@ from transformers import (
 )
 
 from gpu_runtime.models.files.hub_folder import local_folder
-from gpu_runtime.rewards.judge_models.local_weights import load_whole
-from gpu_runtime.rewards.protocol import Score, Scorer
-from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
+from gpu_runtime.models.files.whole_weights import load_judge
+from gpu_runtime.rewards.options import DeepseekOcrOptions
+from gpu_runtime.rewards.text_rules import TextScorer
 from storage.errors import ModelError
-from storage.prompts.files import PromptRecord
 
 ASKED = "<image>\nFree OCR."
 """The model's instruction, which it was trained to answer with the text alone."""
 
 
-class DeepseekOcrScorer(Scorer):
+class DeepseekOcrScorer(TextScorer):
     """A scorer by DeepSeek-OCR-2.
 
-    Args:
-        model: model that reads.
-        processor: processor that resizes pictures and tokenizes texts.
-        most_tokens: most tokens that are read from a picture.
+    Raises:
+        ModelError: if files are missing, or are those of another model.
     """
 
     name = "deepseek-ocr"
 
-    def __init__(
-        self, model: DeepseekOcr2ForConditionalGeneration, processor: DeepseekOcr2Processor, most_tokens: int
-    ) -> None:
-        self._model: Any = model.eval()
-        self._processor: Any = processor
-        self._most_tokens = most_tokens
-
-    @classmethod
-    def load(cls, name: str, most_tokens: int) -> Self:
-        """Load a model from a folder, or by its name in the hub's cache.
-
-        Raises:
-            ModelError: if files are missing, or are those of another model.
-        """
-        folder = local_folder("reward.options.reader", name)
+    def __init__(self, options: DeepseekOcrOptions) -> None:
+        folder = local_folder("reward.options.reader", options.reader)
         # Three billion weights: keep the precision of the files, which is bfloat16.
-        model = load_whole(DeepseekOcr2ForConditionalGeneration, "reward.options.reader", folder, dtype=None)
+        self._model: Any = load_judge(
+            DeepseekOcr2ForConditionalGeneration, "reward.options.reader", folder, "auto"
+        )
         try:
-            processor = DeepseekOcr2Processor(
+            self._processor: Any = DeepseekOcr2Processor(
                 DeepseekOcr2ImageProcessorPil.from_pretrained(folder, local_files_only=True),
                 AutoTokenizer.from_pretrained(folder, local_files_only=True),
             )
@@ -66,7 +52,7 @@ class DeepseekOcrScorer(Scorer):
                 f"reward.options.reader: {folder} has no tokenizer and picture sizes that transformers can "
                 f"load: {error}; download the model again, whole"
             ) from error
-        return cls(model, processor, most_tokens)
+        self._most_tokens = options.tokens
 
     def move(self, device: str) -> None:
         """Read on a device from now on."""
@@ -82,14 +68,3 @@ class DeepseekOcrScorer(Scorer):
         )
         written = tokens[:, inputs["input_ids"].shape[1] :]
         return str(self._processor.batch_decode(written, skip_special_tokens=True)[0]).strip()
-
-    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Score one image; an image with no legible text scores 0.
-
-        Raises:
-            PromptFileError: if the prompt quotes no text.
-        """
-        target = target_text(prompt.text)
-        read = self.read(image_HWC)
-        value = ocr_reward(target, normalise(" ".join(read.split())))
-        return Score(value, value == 1.0, read)

@@ -21,9 +21,7 @@ class FunctionScorer(Scorer):
     """A scorer by `function(image, prompt)`: a PIL image in RGB and a text in, a number out.
 
     Args:
-        name: name of the reward, as the settings have it.
         function: reward function; it may raise anything.
-        options: options for how its numbers become scores.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], options: FunctionOptions) -> None:
@@ -79,8 +77,6 @@ def function_scorer(name: str, function: Callable[..., Any], options: FunctionOp
 
     Args:
         name: name of the reward, as the settings have it.
-        function: reward function.
-        options: options for how its numbers become scores.
 
     Raises:
         ConfigurationError: if it takes another number of arguments.

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from gpu_runtime.prompt_sets.geneval import COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
+from gpu_runtime.rewards.options import GenEvalOptions
 from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.prompts.files import PromptRecord
 
@@ -37,7 +38,6 @@ class GenEvalScorer(Scorer):
     `exact` is GenEval's official verdict; `value` is the strict score that is trained on.
 
     Args:
-        detector: detector of objects.
         classifier: classifier of colours, used only where the row asks for one.
     """
 
@@ -47,25 +47,30 @@ class GenEvalScorer(Scorer):
         self._detector = detector
         self._classifier = classifier
 
+    @classmethod
+    def load(cls, options: GenEvalOptions) -> Self:
+        """Load both models.
+
+        Raises:
+            ModelError: if files are missing, or one does not fit.
+        """
+        from gpu_runtime.rewards.judge_models.clip import Clip, ClipColours
+        from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
+
+        colours = ClipColours(Clip.load("reward.options.clip", options.clip))
+        return cls(Mask2FormerDetector.load(options.detector), colours)
+
     def move(self, device: str) -> None:
         """Judge on a device from now on."""
         self._detector.move(device)
         self._classifier.move(device)
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a row with a name that the detector or the classifier does not know.
-
-        Raises:
-            PromptFileError: see `check_row`.
-        """
+        """Refuse a row with a name that the detector or the classifier does not know."""
         check_row(prompt, sorted(self._detector.class_names), COLOURS, _MOST_ASKED)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge a uint8 RGB image of shape (H, W, 3) against its GenEval row.
-
-        Raises:
-            PromptFileError: if the prompt has no row.
-        """
+        """Judge a uint8 RGB image of shape (H, W, 3) against its GenEval row."""
         counting = prompt.metadata.get("tag") == "counting"
         least = LEAST_CONFIDENCE_COUNTING if counting else LEAST_CONFIDENCE
         found = most_confident(self._detector.detect(image_HWC, least), least)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from rapidocr import RapidOCR
 
-from gpu_runtime.rewards.protocol import Score, Scorer
-from gpu_runtime.rewards.text_rules import normalise, ocr_reward, refuse_unknown_letters, target_text
+from gpu_runtime.rewards.options import OcrOptions
+from gpu_runtime.rewards.text_rules import TextScorer, normalise, refuse_unknown_letters
 from storage.prompts.files import PromptRecord
 
 _ENGINE_PARAMETERS: dict[str, Any] = {
@@ -23,26 +23,17 @@ _ENGINE_PARAMETERS: dict[str, Any] = {
 }
 
 
-class OcrScorer(Scorer):
-    """A scorer that reads an image with RapidOCR.
-
-    Args:
-        page: True to look for text anywhere in the image first and read it in reading order, as photographs
-            need; otherwise the whole image is read as one line, which suits a small sign.
-    """
+class OcrScorer(TextScorer):
+    """A scorer that reads with RapidOCR: a page in reading order, wherever its text is; or one line."""
 
     name = "ocr"
 
-    def __init__(self, page: bool = False) -> None:
+    def __init__(self, options: OcrOptions) -> None:
         self._engine = RapidOCR(params=dict(_ENGINE_PARAMETERS))
-        self._page = page
+        self._page = options.layout == "page"
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that quotes no text, or one in letters that the recogniser does not have.
-
-        Raises:
-            PromptFileError: if so, as no image could be right.
-        """
+        """Refuse a prompt that quotes no text, or one in letters that the recogniser does not have."""
         refuse_unknown_letters(prompt.text, self._letters)
 
     @cached_property
@@ -60,14 +51,3 @@ class OcrScorer(Scorer):
         bgr_HWC = np.ascontiguousarray(image_HWC[..., ::-1])  # the engine's arrays are OpenCV's
         result = self._engine(bgr_HWC, use_det=self._page, use_cls=False, use_rec=True)
         return "".join(getattr(result, "txts", None) or ())
-
-    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Score one image; an image with no legible text scores 0.
-
-        Raises:
-            PromptFileError: if the prompt quotes no text.
-        """
-        target = target_text(prompt.text)
-        read = self.read(image_HWC)
-        value = ocr_reward(target, normalise(read))
-        return Score(value, value == 1.0, read)

@@ -38,10 +38,6 @@ class RemoteScorer(BatchScorer):
     Requests that wait are not even encoded yet. An image that fails for good has an error and does not affect
     the others.
 
-    Args:
-        settings: address of the server, and limits of time and attempts.
-        wait: function that sleeps, in seconds.
-
     Raises:
         ConfigurationError: if the address is not valid.
     """

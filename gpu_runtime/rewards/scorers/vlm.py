@@ -37,11 +37,6 @@ class VlmScorer(BatchScorer):
 
     An image whose answers cannot be read, or have a number outside the scale, has an error and no score.
 
-    Args:
-        settings: address, question, and how the answer is read.
-        wait: function that sleeps, in seconds.
-        environ: environment, for the key.
-
     Raises:
         ConfigurationError: if the address is not valid, or the key is missing.
     """
@@ -138,10 +133,6 @@ class VlmScorer(BatchScorer):
 
 def refuse_silent_vlm(settings: VlmOptions, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse an address where no server answers, and a key that is missing or not taken.
-
-    Args:
-        settings: settings of the scorer.
-        environ: environment, for the key.
 
     Raises:
         ConfigurationError: if so; with the problem.

@@ -18,7 +18,6 @@ class Part:
     """A scorer in a sum, and when it counts; otherwise it adds 0.
 
     Attributes:
-        scorer: scorer.
         weight: weight, above 0.
         threshold: least value of the part itself.
         gate: least values of other parts, by name. If parts are normalised in their prompt group, the gate
@@ -40,7 +39,6 @@ class WeightedSum(BatchScorer):
     rest would be a score on another scale.
 
     Args:
-        parts: scorers by name, and how each counts.
         normalised: True if parts are to be normalised in their prompt group; scores then have their terms.
 
     Raises:
@@ -66,11 +64,7 @@ class WeightedSum(BatchScorer):
         return any(judges_frames(part.scorer) for part in self._parts.values())
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that one of the parts cannot judge by.
-
-        Raises:
-            PromptFileError, ConfigurationError: if so; by that part.
-        """
+        """Refuse a prompt that one of the parts cannot judge by."""
         for part in self._parts.values():
             part.scorer.check(prompt)
 

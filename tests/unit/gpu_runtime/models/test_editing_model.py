@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,23 +13,16 @@ import torch
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.embedded_tasks.edits import EditsTask
 from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
-from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.policy import Policy
-from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.embedded.pca_codec import LEAST_CHANGE, LEAST_PATCH_CHANGE
 from gpu_runtime.models.protocol import Conditioning, EditingModel
-from gpu_runtime.pretraining.flow_matching import Pretraining, Recipe
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import read_source
+from tests.tiny_embedded import assert_resumes, assert_trains, random_model
 from tests.tiny_run import tiny_config
 
-RECIPE = Recipe(
-    training_steps=2, components=16, layers=1, heads=2, head_width=16, rope_axes=(4, 6, 6), text_width=32,
-    batch_size=4, codec_images=64,
-)  # fmt: skip
 SIZE = 4
 
 
@@ -39,20 +32,9 @@ def prompts() -> list[PromptRecord]:
     return [replace(EditsTask().draw_prompt(rng), prompt_id=number) for number in range(SIZE)]
 
 
-def new_model() -> EmbeddedModel:
-    """Small and random; an untrained model's output would be zero."""
-    model = Pretraining(EditsTask(), RECIPE, seed=1).averaged_model()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.transformer.parameters():
-            weight += 0.1 * torch.randn(weight.shape, generator=generator)
-    return model
-
-
 @pytest.fixture(scope="module")
 def model() -> EmbeddedModel:
-    torch.set_num_threads(1)
-    return new_model()
+    return random_model(EditsTask())
 
 
 def encoded(model: EmbeddedModel, chosen: Sequence[PromptRecord]) -> Conditioning:
@@ -143,16 +125,9 @@ def test_a_patch_is_the_sources_where_too_little_of_it_changes(model: EmbeddedMo
         )
 
 
-def test_a_sample_is_the_same_resumed_and_among_others(model: EmbeddedModel):
-    sampler = Sampler(model, tiny_config().sampling)
-    for kind in RequestKind:
-        wanted = [request(prompt, kind) for prompt in prompts()]
-        whole = sampler.generate(wanted)
-        again = Sampler(model, tiny_config().sampling)
-        parts = again.finish(again.advance(again.advance(again.begin(wanted[::-1]), steps=2)))[::-1]
-        for one, other in zip(whole, parts, strict=True):
-            assert np.array_equal(one.image_HWC, other.image_HWC)
-            assert np.array_equal(one.latents_SC, other.latents_SC)
+@pytest.mark.parametrize("kind", RequestKind)
+def test_a_sample_is_the_same_resumed_and_among_others(model: EmbeddedModel, kind: RequestKind):
+    assert_resumes(model, [request(prompt, kind) for prompt in prompts()])
 
 
 def test_the_same_instruction_on_two_sources_is_two_prompts(model: EmbeddedModel):
@@ -166,20 +141,8 @@ def test_the_same_instruction_on_two_sources_is_two_prompts(model: EmbeddedModel
 
 @pytest.mark.parametrize("objective", ["grpo", "nft"])
 def test_training_learns_from_edits(objective: str):
-    config = tiny_config(algorithm={"objective": objective})
-    model = new_model()
-    policy = Policy(model, config.adaptation, seed=3)
-    sampler = Sampler(model, config.sampling)
-    samples = sampler.generate([request(prompt, seed=seed) for prompt in prompts()[:2] for seed in range(2)])
-    before = policy.state()
-    report = Trainer(policy, sampler, config).train(
-        [
-            TrainingSample(one.request, one.trajectory, one.latents_SC, advantage)
-            for one, advantage in zip(samples, (1.0, -1.0, 0.5, -0.5), strict=True)
-        ]
-    )
-    assert report.ratio_deviation == 0
-    assert any(not np.array_equal(before[name], value) for name, value in policy.state().items())
+    wanted = [request(prompt, seed=seed) for prompt in prompts()[:2] for seed in range(2)]
+    assert_trains(random_model(EditsTask()), objective, wanted)
 
 
 def test_requests_bring_the_source_of_their_prompt():
@@ -187,10 +150,3 @@ def test_requests_bring_the_source_of_their_prompt():
     for made in rollout_requests(SeedPlan(1, {0: (3, 4), 2: (5,)}), records, 7, 0):
         assert made.source == records[made.prompt_id].source != ""
         assert replace(made, source="another") == made  # it follows from the prompt, and is no identity
-
-
-def test_a_request_of_an_earlier_version_has_no_source():
-    facts = asdict(request(prompts()[0]))
-    assert SampleRequest(**facts).source == prompts()[0].source
-    del facts["source"]
-    assert SampleRequest(**facts).source == ""

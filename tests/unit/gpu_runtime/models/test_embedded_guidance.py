@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +12,21 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
-from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.policy import Policy
-from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.embedded.model import EmbeddedModel, without_prompts
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.models.registry import family_of
-from gpu_runtime.pretraining.flow_matching import Pretraining, Recipe
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.model import ModelConfig
+from tests.tiny_embedded import assert_resumes, assert_trains, random_model
 from tests.tiny_run import tiny_config
 
-RECIPE = Recipe(
-    training_steps=2, components=16, layers=1, heads=2, head_width=16, rope_axes=(4, 6, 6), text_width=32,
-    batch_size=4, codec_images=64, prompt_dropout=0.5,
-)  # fmt: skip
 PROMPTS = ("a", 'a red sign that says "K7A"', 'one "XY"', 'a blue sign that says "ABC"')
 STRENGTH = 3.0
 
 
 @pytest.fixture(scope="module")
 def plain() -> EmbeddedModel:
-    """Small and random; an untrained model's output would be zero."""
-    torch.set_num_threads(1)
-    model = Pretraining(GlyphsTask(), RECIPE, seed=1).averaged_model()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in model.transformer.parameters():
-            weight += 0.1 * torch.randn(weight.shape, generator=generator)
-    return model
+    return random_model(GlyphsTask(), prompt_dropout=0.5)
 
 
 def guided(plain: EmbeddedModel, strength: float = STRENGTH) -> EmbeddedModel:
@@ -112,33 +97,18 @@ def test_a_row_has_its_bits_whatever_its_neighbours(plain: EmbeddedModel):
 
 
 def test_a_sample_is_the_same_resumed_and_among_others(plain: EmbeddedModel):
-    sampler, sampling = Sampler(guided(plain), tiny_config().sampling), tiny_config().sampling
     wanted = [request(prompt) for prompt in range(4)]
-    whole = sampler.generate(wanted)
-    again = Sampler(guided(plain), sampling)
-    parts = again.finish(again.advance(again.advance(again.begin(wanted[::-1]), steps=2)))[::-1]
-    without = Sampler(plain, sampling).generate(wanted)
-    for one, other, alone in zip(whole, parts, without, strict=True):
-        assert np.array_equal(one.latents_SC, other.latents_SC)
-        assert not np.array_equal(one.latents_SC, alone.latents_SC)
+    found = assert_resumes(guided(plain), wanted)
+    without = Sampler(plain, tiny_config().sampling).generate(wanted)
+    assert not any(
+        np.array_equal(one.latents_SC, alone.latents_SC) for one, alone in zip(found, without, strict=True)
+    )
 
 
 @pytest.mark.parametrize("objective", ["grpo", "nft"])
 def test_training_has_the_ratio_of_its_rollout(plain: EmbeddedModel, objective: str):
-    config = tiny_config(algorithm={"objective": objective})
-    model = guided(plain)
-    policy = Policy(model, config.adaptation, seed=3)
-    sampler = Sampler(model, config.sampling)
-    samples = sampler.generate([request(prompt, seed) for prompt in range(2) for seed in range(2)])
-    before = policy.state()
-    report = Trainer(policy, sampler, config).train(
-        [
-            TrainingSample(one.request, one.trajectory, one.latents_SC, advantage)
-            for one, advantage in zip(samples, (1.0, -1.0, 0.5, -0.5), strict=True)
-        ]
-    )
-    assert report.ratio_deviation == 0
-    assert any(not np.array_equal(before[name], value) for name, value in policy.state().items())
+    wanted = [request(prompt, seed) for prompt in range(2) for seed in range(2)]
+    assert_trains(guided(plain), objective, wanted)
 
 
 def test_the_family_guides_a_model_of_another_size_too(plain: EmbeddedModel, tmp_path: Path):
@@ -157,5 +127,4 @@ def test_the_family_guides_a_model_of_another_size_too(plain: EmbeddedModel, tmp
 
 def test_only_a_model_with_prompt_dropout_takes_guidance(plain: EmbeddedModel):
     assert plain.settings.guided
-    recipe = replace(RECIPE, prompt_dropout=0.0)
-    assert not Pretraining(GlyphsTask(), recipe, seed=1).averaged_model().settings.guided
+    assert not random_model(GlyphsTask()).settings.guided

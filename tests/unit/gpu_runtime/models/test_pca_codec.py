@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from gpu_runtime.models.embedded.pca_codec import PatchCodec, patchify, unpatchify
-from storage.errors import ModelError
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +43,3 @@ def test_values_beyond_the_pixel_range_are_clipped(images_BHWC: np.ndarray) -> N
     decoded = codec.decode(torch.full((1, 6, 32), 1e6), 16, 24)
     assert decoded.dtype == torch.uint8
     assert set(decoded.unique().tolist()) == {0, 255}
-
-
-def test_round_trip_on_disk(images_BHWC: np.ndarray, tmp_path: Path) -> None:
-    codec = PatchCodec.fit(images_BHWC, 8)
-    codec.save(tmp_path / "codec.safetensors")
-    loaded = PatchCodec.load(tmp_path / "codec.safetensors")
-    for name in ("mean_D", "basis_CD", "scale_C"):
-        assert torch.equal(getattr(codec, name), getattr(loaded, name))
-
-
-def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot read"):
-        PatchCodec.load(tmp_path / "none.safetensors")
-    (tmp_path / "bad.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match="cannot read"):
-        PatchCodec.load(tmp_path / "bad.safetensors")

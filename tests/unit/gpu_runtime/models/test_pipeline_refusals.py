@@ -116,15 +116,6 @@ def test_missing_files_are_named(folder: Path, refusal: Refusal):
     assert "transformer/part-1.safetensors, transformer/part-2.safetensors" in message
 
 
-def test_a_file_that_is_cut_off(folder: Path, refusal: Refusal):
-    whole_bytes = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole_bytes[:-100])
-    message = refusal(run_config(folder))
-    assert f"has {len(whole_bytes) - 100} bytes of {len(whole_bytes)}: it is cut off" in message
-    (folder / WEIGHTS).write_bytes(b"version https")
-    assert "is no safetensors file" in refusal(run_config(folder))
-
-
 def test_weights_that_lack_some_are_not_filled_with_random_numbers(folder: Path):
     tensors = load_file(folder / WEIGHTS)
     del tensors["proj_out.weight"]

@@ -117,7 +117,7 @@ def test_deepseek_reads_the_same_twice_and_is_judged_as_ocr_is(options: Options)
 def test_lines_and_capitals_make_no_difference_to_the_target(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ):
-    scorer = DeepseekOcrScorer.load(options["deepseek-ocr"]["reader"], 5)
+    scorer = built("deepseek-ocr", options["deepseek-ocr"])
     monkeypatch.setattr(scorer, "read", lambda image: "op\nEN  now")
     assert scorer.score(NOISE, SIGN).exact
 
@@ -147,7 +147,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, options: Options):
         built("deepseek-ocr", {"reader": str(detector)})
     (tmp_path / "config.json").write_text("[")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelError, match=r"config\.json is no JSON object"):
+    with pytest.raises(ModelError, match=r"config\.json is no JSON"):
         built("deepseek-ocr", {"reader": str(tmp_path)})
     with pytest.raises(ModelError, match=r"reward\.options\.processor: .* no tokenizer and picture size"):
         built("pick-score", options["pick-score"] | {"processor": str(detector)})

@@ -1,21 +1,32 @@
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from gpu_runtime.embedded_tasks.glyphs import COLOURS, GlyphsTask
-from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.rewards.options import OcrOptions
 from gpu_runtime.rewards.scorers.ocr import OcrScorer
 from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
-from storage.config.run_config import RewardConfig
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 
 
 @pytest.fixture(scope="module")
 def scorer() -> OcrScorer:
-    return OcrScorer()
+    return OcrScorer(OcrOptions())
+
+
+@pytest.fixture(scope="module")
+def page_scorer() -> OcrScorer:
+    return OcrScorer(OcrOptions(layout="page"))
+
+
+@pytest.fixture(scope="module", params=["scorer", "page_scorer"])
+def either_scorer(request: pytest.FixtureRequest) -> OcrScorer:
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +99,37 @@ def photograph(*texts: tuple[str, tuple[int, int]]) -> np.ndarray:
     return np.asarray(picture)
 
 
-def test_a_page_is_read_wherever_its_text_stands() -> None:
-    scorer = build_scorer(RewardConfig(scorer="ocr", options={"layout": "page"}))
+def test_a_page_is_read_wherever_its_text_stands(page_scorer: OcrScorer) -> None:
     prompt = PromptRecord(0, 'a shop with "OPEN LATE" over the door')
-    score = scorer.score(photograph(("OPEN", (40, 60)), ("LATE", (230, 380))), prompt)
+    score = page_scorer.score(photograph(("OPEN", (40, 60)), ("LATE", (230, 380))), prompt)
     assert (score.value, score.exact, score.detail) == (1.0, True, "OPENLATE")
-    assert scorer.score(photograph(), prompt).value == 0.0
+    assert page_scorer.score(photograph(), prompt).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("target", "read"),
+    [
+        ("HELLO\nWORLD", "HELLOWORLD"), ("A\tB", "AB"), ("CAFÉ\u00a0BAR", "CAFÉ BAR"),
+        ("欢迎\u3000光临", "欢迎光临"), (unicodedata.normalize("NFD", "CAFÉ"), "CAFÉ"),
+        ("OP\u200bEN", "OPEN"), ("ＯＰＥＮ", "open"), ("ﬁsh", "FISH"), ("OPEN", "OP\r\nEN"),
+        ("ΚΑΛΗΜΕΡΑ", "KAΛHMEPA"), ("ΛΟΓΟΣ", "ΛOΓOΣ"),  # Greek capitals, as a recogniser reads them in Latin
+    ],
+)  # fmt: skip
+def test_a_perfect_reading_scores_one(target: str, read: str):
+    assert ocr_reward(target_text(f'a sign "{target}"'), normalise(read)) == 1.0
+
+
+@pytest.mark.parametrize("text", ["ПРИВЕТ", "مرحبا", "שלום", "สวัสดี", "नमस्ते", "안녕하세요"])
+def test_letters_that_the_recogniser_does_not_have_are_refused(either_scorer: OcrScorer, text: str):
+    prompt = PromptRecord(0, f'a sign "{text}"')
+    with pytest.raises(PromptFileError) as refused:
+        either_scorer.check(prompt)
+    assert repr(prompt.text) in str(refused.value) and normalise(text)[0] in str(refused.value)
+    assert "choose another text" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["OPEN 24/7!", "CAFÉ", "欢迎光临", "K7A", "HELLO\nWORLD", "50% & more", "ΛΟΓΟΣ"]
+)
+def test_letters_that_it_has_are_not(either_scorer: OcrScorer, text: str):
+    either_scorer.check(PromptRecord(0, f'a sign "{text}"'))

@@ -107,27 +107,21 @@ def chromium() -> Iterator[NewPage]:
 
 @contextmanager
 def _page(browser: Browser, width: int = 1400, height: int = 1000, alone: bool = True) -> Iterator[Page]:
-    """A page in a window of its own.
-
-    Args:
-        browser: whose.
-        width, height: of the window, in pixels.
-        alone: whether it is an error if the page asks another machine for anything.
-
-    Raises:
-        AssertionError: naming what it asked another machine for.
-    """
+    """A page in a window of its own; if `alone`, it asks no other machine for anything and has no error."""
     with browser.new_context(viewport={"width": width, "height": height}) as context:
         page = context.new_page()
         page.set_default_timeout(_PATIENCE_S * 1000)
         expect.set_options(timeout=_PATIENCE_S * 1000)
         asked: set[str] = set()
+        errors: list[str] = []
         page.on("request", lambda request: asked.add(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
         # A browser without windows does not ask for the icon in a window's title: the page names it.
         asked |= set(page.evaluate(_NAMED_ADDRESSES))
         foreign = sorted(address for address in asked if not _is_of_this_machine(address))
         assert not (alone and foreign), f"the page asked other machines: {foreign}"
+        assert not (alone and errors), errors
 
 
 def _is_of_this_machine(address: str) -> bool:

@@ -28,20 +28,13 @@ class PrefectPages:
     """Prefect's UI of a `spotlight up`.
 
     Everything is found by its role, label or text, which are what a person goes by.
-
-    Args:
-        page: the browser's page.
-        api: address of Prefect's API.
-        password: the home's, with which the browser logs in.
-        with_graph: whether the graph of a run's tasks is drawn. Without a GPU that takes more of the
-            processor than the run does.
     """
 
     def __init__(self, page: Page, api: str, password: str, with_graph: bool = False) -> None:
         self.page = page
         self.address = api.removesuffix("/api")
         page.set_default_timeout(ANSWER_S * 1000)
-        if not with_graph:
+        if not with_graph:  # without a GPU it takes more of the processor than the run does
             page.add_init_script(_WITHOUT_GRAPH)
         self._log_in(password)
 
@@ -120,15 +113,6 @@ class PrefectPages:
     def wait_for_state(self, state: State) -> None:
         """Wait until the flow run's page, which keeps itself up to date, shows a state."""
         self.page.get_by_role("main").get_by_text(state, exact=True).first.wait_for(timeout=RUN_S * 1000)
-
-    def cancel(self) -> None:
-        """Cancel the flow run by its menu, and say yes."""
-        self.menu_button.click()
-        self.page.get_by_role("menuitem", name="Cancel", exact=True).click()
-        asked = self.page.get_by_role("alertdialog")
-        asked.get_by_text("Are you sure you want to cancel").wait_for()
-        asked.get_by_role("button", name="Cancel Flow Run").click()
-        asked.wait_for(state="hidden")
 
     def open_artifacts(self) -> None:
         """The flow run's tab of artefacts."""

@@ -36,13 +36,9 @@ PROMPTS = ("SUN", "A1B", "CAT", "7UP")
 
 
 class UserFolder:
-    """A user's folder: two prompt files, the home `.spotlight`, and an environment that makes runs small.
+    """A user's folder: two prompt files, the home `.spotlight`, and an environment that makes runs small."""
 
-    Attributes:
-        environment: of the next command; what a line exports is in it afterwards.
-    """
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: Mapping[str, str]) -> None:
         self.folder, self.home = folder, Home(folder / ".spotlight").ensure()
         (folder / ".venv").symlink_to(ROOT / ".venv")
         for file, chosen in (("my-prompts.txt", PROMPTS), ("my-held-out.txt", PROMPTS[:2])):
@@ -52,7 +48,7 @@ class UserFolder:
             key: value for key, value in os.environ.items() if not key.startswith(("SPOTLIGHT_", "PREFECT_"))
         }
         own = {"SPOTLIGHT_HOME": str(self.home.path), "PATH": f"{ROOT / '.venv/bin'}:{kept['PATH']}"}
-        self.environment = kept | SMALL | own
+        self.environment = kept | SMALL | own | dict(server)
 
     def shell(self, line: str) -> tuple[int, str]:
         """Exit code and output of a line in a shell, whose environment the next one has."""
@@ -87,15 +83,12 @@ class WalkedPage(UserFolder):
     """A page of docs/how-to that is walked through in a folder.
 
     A context that ends what the page has started, and asserts that nothing of the page was left out.
-
-    Args:
-        name: of the page.
-        folder: the current one of each command.
-        stand_ins: texts of the page, and what stands there here, or what tells it when a line comes to it.
     """
 
-    def __init__(self, name: str, folder: Path, stand_ins: Mapping[str, StandIn]) -> None:
-        super().__init__(folder)
+    def __init__(
+        self, name: str, folder: Path, stand_ins: Mapping[str, StandIn], server: Mapping[str, str]
+    ) -> None:
+        super().__init__(folder, server)
         text = (ROOT / f"docs/how-to/{name}.md").read_text(encoding="utf-8")
         self._left, self._stand_ins, self._unused = blocks(text), dict(stand_ins), set(stand_ins)
         self._served: list[subprocess.Popen[bytes]] = []
@@ -103,9 +96,7 @@ class WalkedPage(UserFolder):
     def run(self, begins: str, refused: Mapping[str, str] | None = None) -> list[str]:
         """Run the next block; what each line has printed.
 
-        Args:
-            begins: how the block begins on the page.
-            refused: lines that cannot run here, by a part of each, and what each has to say of it.
+        `refused` has a part of each line that cannot run here, and what that has to say.
         """
         return list(self.walk(begins, refused))
 

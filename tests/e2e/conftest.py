@@ -9,7 +9,7 @@ import pytest
 
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.browser import NewPage, chromium
+from tests.browser import NewPage, chromium, dashboard
 from tests.sample_run import write_sample_run
 
 
@@ -37,6 +37,15 @@ def recorded_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def recorded(recorded_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages look at `recorded_home`."""
     monkeypatch.setenv("SPOTLIGHT_HOME", str(recorded_home.path))
+
+
+@pytest.fixture(scope="session")
+def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a dashboard of `recorded_home`."""
+    log = tmp_path_factory.mktemp("dashboard") / "dashboard.log"
+    with dashboard(recorded_home.path, log) as served:
+        yield served.url
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,6 @@ TILES = """[...document.querySelectorAll("[data-testid=stMetric]")].map(tile => 
     return {top: Math.round(box.top), left: box.left, right: box.right,
         cut: texts.some(text => text.scrollWidth > text.clientWidth + 1)};
 })"""
-
-
-@pytest.fixture(scope="module")
-def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("phone") / "dashboard.log"
-    with dashboard(recorded_home.path, log) as served:
-        yield served.url
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""Runs started, watched and cancelled in Prefect's UI by a real browser, under a real `spotlight up`.
+"""Runs started and watched in Prefect's UI by a real browser, under a real `spotlight up`.
 
+Of what its Cancel sends, and of resuming by the form, `tests/integration/test_deployments.py` is the test.
 The dashboard is looked at meanwhile and afterwards; its pictures in the documents are of this run.
 """
 
@@ -15,11 +16,10 @@ from playwright.sync_api import Page, expect
 
 from flows.deployed.forms import PresetName, TrainingForm
 from flows.server.password import home_password
-from storage.ledger.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tests.browser import NewPage, find_chromium, open_page, photograph, save_picture
 from tests.prefect_pages import RUN_S, PrefectPages
-from tests.running_up import RunningUp, wait_until
+from tests.running_up import RunningUp
 
 pytestmark = [
     pytest.mark.browser,
@@ -71,14 +71,9 @@ def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: 
         prefect.write("Iterations", "16")
         prefect.add_to_list(["evaluation.every=4"])
         assert save_picture(page, album / "prefect-form.png") > 100
-
-
-def test_up_prints_the_address_of_this_ui(new_page: NewPage, up: RunningUp):
-    found = re.search(r"Prefect UI: (\S+)", up.log.read_text())
-    assert found is not None
-    with new_page(alone=False) as page:
-        PrefectPages(page, up.api, home_password(up.home))
-        page.goto(found[1])
+        found = re.search(r"Prefect UI: (\S+)", up.log.read_text())
+        assert found is not None
+        page.goto(found[1])  # what `up` has printed is this UI
         page.get_by_role("main").get_by_role("link", name="post-train", exact=True).first.wait_for()
         assert page.url.startswith(found[1])
 
@@ -145,44 +140,6 @@ def watch_the_dashboard(page: Page, address: str) -> None:
     expect(page.get_by_text(re.compile(rf"^\d+ of {ITERATIONS}$"))).to_be_visible()
 
 
-def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPage, up: RunningUp):
-    with new_page(alone=False) as page:
-        prefect = PrefectPages(page, up.api, home_password(up.home))
-        prefect.open_form("post-train")
-        prefect.choose("Preset", "smoke")
-        prefect.write("Iterations", "10000")  # it must not end by itself, however quick the machine
-        prefect.name_run("cancelled-here")
-        prefect.add_to_list(["evaluation.every=0", "runtime.cluster=local"])
-        flow_run_id = prefect.submit()
-        prefect.wait_for_state("Running")
-        page.goto("about:blank")  # the run's page would show each of its tasks meanwhile
-        store = RunStore(up.home)
-        wait_for_iteration(store, "cancelled-here", after=0)
-        prefect.open_flow_run(flow_run_id)
-        done = cancelled_in_its_menu(prefect, store, "cancelled-here")
-
-        prefect.open_form("post-train")
-        prefect.write("Run to resume", "cancelled-here")
-        flow_run_id = prefect.submit()
-        prefect.wait_for_state("Running")
-        page.goto("about:blank")  # the run's page would show each of its tasks meanwhile
-        wait_for_iteration(store, "cancelled-here", after=done)
-        prefect.open_flow_run(flow_run_id)
-        assert cancelled_in_its_menu(prefect, store, "cancelled-here") > done
-
-
-def cancelled_in_its_menu(prefect: PrefectPages, store: RunStore, run_id: str) -> int:
-    """Cancel the run whose page is open; its last iteration."""
-    prefect.cancel()
-    prefect.wait_for_state("Cancelled")
-    wait_until("the run's books are closed", lambda: store.run(run_id).status == "cancelled")
-    row = store.run(run_id)
-    with store.reading() as connection:
-        assert read_ledger(connection, run_id).is_balanced
-    assert row.last_iteration is not None
-    return row.last_iteration
-
-
 @pytest.mark.parametrize(
     ("name", "last", "plots", "at_most_px"),
     [
@@ -206,14 +163,11 @@ def test_the_pages_of_a_real_run_are_drawn(
     at_most_px: int | None,
 ):
     up.wait_for_end(explored.flow_run_id, RUN_S)
-    errors: list[str] = []
-    with new_page(alone=False) as page:
-        page.on("pageerror", lambda error: errors.append(str(error)))
+    with new_page() as page:
         path = "" if name == "convergence" else name  # the first page has no path of its own
         open_page(page, f"{up.dashboard}/{path}?run={explored.run_id}", last, plots)
         expect(page.get_by_role("dialog")).to_have_count(0)
         assert photograph(page, album / f"{name}.png", at_most_px) > 300
-    assert errors == []
 
 
 def test_a_run_done_again_is_shown_and_a_drift_is_red(
@@ -232,12 +186,3 @@ def test_a_run_done_again_is_shown_and_a_drift_is_red(
         expect(red).to_contain_text("drifted")
         expect(red).to_contain_text("sampling.evaluate_steps was 10, is 4")
         assert photograph(page, album / "reproducibility.png") > 100
-
-
-def wait_for_iteration(store: RunStore, run_id: str, after: int) -> None:
-    """Wait until a run has recorded a later one than that."""
-    wait_until(
-        f"an iteration after {after} is recorded",
-        lambda: any(row.run_id == run_id and (row.last_iteration or 0) > after for row in store.runs()),
-        RUN_S,
-    )

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from storage.processes import NO_REPORTS, python_command
-from tests.contacts import MEANS, Means, contacts, needs_strace
+from tests.contacts import contacts, needs_strace
 from tests.documents import demo_s_end, form
 from tests.running_up import ROOT
 
-ends_in_time = pytest.mark.timeout(1200)
+pytestmark = [needs_strace, pytest.mark.timeout(1200)]
 
 TURNS_ELSEWHERE = """
 import socket
@@ -43,14 +43,23 @@ def environment(home: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("means", [pytest.param("strace", marks=needs_strace), "hook"])
-def test_what_a_child_turns_to_elsewhere_is_seen(tmp_path: Path, means: Means):
+def test_what_a_child_turns_to_elsewhere_is_seen(tmp_path: Path):
     child = f"import subprocess; subprocess.run({python_command('-c', TURNS_ELSEWHERE)!r}, check=True)"
-    found = contacts([sys.executable, "-c", child], os.environ, tmp_path, tmp_path / "trace", 60, means)
+    found = contacts([sys.executable, "-c", child], os.environ, tmp_path, tmp_path / "trace", 60)
     assert found == {"192.0.2.1:9", "mobile.example"}
 
 
-COMMAND = ["-m", "flows.cli.command_line", "train", "--preset", "smoke", "--set", "iterations=2", "--cluster"]
+COMMAND = [
+    "-m",
+    "flows.cli.command_line",
+    "train",
+    "--preset",
+    "smoke",
+    "--set",
+    "iterations=2",
+    "--cluster",
+    "ray",
+]
 
 LIBRARY = """
 import spotlight
@@ -61,24 +70,13 @@ spotlight.train("glyphs-stale", settings=small, cluster="local")
 
 
 @pytest.mark.slow
-@ends_in_time
-@pytest.mark.parametrize(
-    ("run", "means"),
-    [
-        ([*COMMAND, "ray"], MEANS),
-        ([*COMMAND, "ray"], "hook"),
-        ([*COMMAND, "local"], MEANS),
-        (["-c", LIBRARY], MEANS),
-    ],
-)
-def test_a_run_with_its_scorers_turns_to_this_machine_alone(tmp_path: Path, run: list[str], means: Means):
+@pytest.mark.parametrize("run", [COMMAND, ["-c", LIBRARY]], ids=["ray", "library"])
+def test_a_run_with_its_scorers_turns_to_this_machine_alone(tmp_path: Path, run: list[str]):
     trace = tmp_path / "trace"
-    found = contacts([sys.executable, *run], environment(tmp_path / "home"), ROOT, trace, 1000, means)
+    found = contacts([sys.executable, *run], environment(tmp_path / "home"), ROOT, trace, 1000)
     assert found == set()
     made = {path.name for path in tmp_path.iterdir()}
-    assert made <= {"home", "trace", "trace-site", ".ray"}, (
-        "libraries keep an identifier of the machine in its owner's folder"
-    )
+    assert made <= {"home", "trace", ".ray"}, "an identifier of the machine, in its owner's folder"
 
 
 DEMO = re.search(r"^demo:.*\n\t\$\(BIN\)/spotlight (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -97,7 +95,6 @@ with running_up(Home.from_environment()) as up:
 
 
 @pytest.mark.slow
-@ends_in_time
 def test_a_demo_its_report_and_its_pages_turn_to_this_machine_alone(tmp_path: Path):
     """Two of its iterations, each with exploration; its evaluations, MLflow, the report and the dashboard.
 

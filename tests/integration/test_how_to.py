@@ -1,5 +1,7 @@
 """The how-to pages do what they say: every command of the usual questions runs, as its page has it.
 
+Commands of `choose-an-objective` and `log-to-wandb` are those of other pages with other settings, which
+`test_documents.py` checks; `test_objectives_run.py` and `test_readers_hold_the_same.py` have what they do.
 Each test names what stands in for weights, GPU, network and hours; `tests/walked_page.py` runs the rest.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flows.server.local_server import LocalServer
+from storage.home import Home
 from storage.pictures import picture_file
 from storage.record.run_store import RunStore
 from tests.documents import ROOT
@@ -44,6 +49,15 @@ def dark(image, prompt):
 
 
 @pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """Variables that name a Prefect server for all pages but that of servers."""
+    server = LocalServer(Home(tmp_path_factory.mktemp("server")).ensure(), 0)
+    server.wait_ready()
+    yield server.client_environment
+    server.stop()
+
+
+@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder /models of the pages: the real classes with tiny random weights."""
     folder = tmp_path_factory.mktemp("models")
@@ -54,9 +68,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(models: Path, server: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder: SD3.5 with a LoRA, killed in the second of three iterations."""
-    user = UserFolder(tmp_path_factory.mktemp("killed"))
+    user = UserFolder(tmp_path_factory.mktemp("killed"), server)
     user.environment |= TINY_SIZE
     (user.folder / "rewards.py").write_text(SLOW_REWARD)
     model = models / "sd3.5-medium"
@@ -83,13 +97,13 @@ def newest(page: WalkedPage) -> dict[str, Any]:
     return {"run_id": row.run_id, "status": row.status, "iterations": row.last_iteration}
 
 
-def test_sd35_on_one_gpu_with_my_own_reward(models: Path, tmp_path: Path):
+def test_sd35_on_one_gpu_with_my_own_reward(models: Path, server: Mapping[str, str], tmp_path: Path):
     stand_ins = INSTALL | {
         "hf download stabilityai/stable-diffusion-3.5-medium --local-dir": "ls",
         "/models": str(models),
         "iterations=100": "iterations=1",
     }
-    with WalkedPage("sd35-own-reward", tmp_path, stand_ins) as page:
+    with WalkedPage("sd35-own-reward", tmp_path, stand_ins, server) as page:
         Image.new("RGB", (8, 8), (0, 0, 255)).save(tmp_path / "image.png")
         assert "transformer" in page.run("make install")[1]
         page.write("def blue(image", "my_rewards.py")
@@ -101,11 +115,11 @@ def test_sd35_on_one_gpu_with_my_own_reward(models: Path, tmp_path: Path):
         assert 0 < last_line(trained)["score_before"] < 1
 
 
-def test_a_video_model_with_a_judge_of_my_own(models: Path, tmp_path: Path):
+def test_a_video_model_with_a_judge_of_my_own(models: Path, server: Mapping[str, str], tmp_path: Path):
     stand_ins = {
         "hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --local-dir": "ls", "/models": str(models),
     }  # fmt: skip
-    with WalkedPage("clips", tmp_path, stand_ins) as page:
+    with WalkedPage("clips", tmp_path, stand_ins, server) as page:
         frames = np.zeros((2, 8, 8, 3), np.uint8)
         frames[1] = 255
         (tmp_path / "clip.webp").write_bytes(picture_file(frames))
@@ -121,45 +135,13 @@ def test_a_video_model_with_a_judge_of_my_own(models: Path, tmp_path: Path):
         assert len(list((tmp_path / "my-clips").glob("*/samples/*.webp"))) == 2
 
 
-def test_choose_an_objective(tmp_path: Path):
-    with WalkedPage("choose-an-objective", tmp_path, {}) as page:
-        *_, compared = page.run("spotlight train")
-        assert "difference" in last_line(compared)
-        Image.new("RGB", (48, 32)).save(tmp_path / "black.png")
-        Image.new("RGB", (48, 32), "white").save(tmp_path / "white.png")
-        pair = {"prompt": 'a red sign that says "SUN"', "preferred": "white.png", "rejected": "black.png"}
-        (tmp_path / "my-pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 2)
-        [trained] = page.run("spotlight train")
-        assert last_line(trained)["iterations"] == 1
-
-
-def test_log_to_wandb(killed: Path, tmp_path: Path):
-    """Offline from the beginning: there is no W&B here, neither to log to nor to sync with."""
-    stand_ins = {
-        ".venv/bin/pip install -c constraints.txt -e '.[wandb]'": ".venv/bin/python -c 'import wandb'",
-        "WANDB_API_KEY=…": "WANDB_MODE=offline",
-        "RUN": "begun",
-        "wandb sync": "ls -d",
-    }
-    with WalkedPage("log-to-wandb", tmp_path, stand_ins) as page:
-        put(killed, page)
-        page.run(".venv/bin/pip")
-        first = newest(page)["run_id"]
-        page.run("export SPOTLIGHT_TRACKING__TO")
-        page.run("SPOTLIGHT_TRACKING__TO=")
-        *_, kept = page.run("export WANDB_MODE=offline")
-        folders = kept.split()
-        assert len(folders) == 3 and [name for name in folders if first in name], "a folder a run"
-        assert [name for name in folders if "begun" in name], "what it had done without W&B too"
-
-
-def test_go_on_from_an_adapter(killed: Path, models: Path, tmp_path: Path):
+def test_go_on_from_an_adapter(killed: Path, models: Path, server: Mapping[str, str], tmp_path: Path):
     runs = iter(["begun"] * 3 + ["glyphs-run"])
     stand_ins = {
         "RUN": lambda: next(runs), "--iterations 200": "--iterations 4", "/models": str(models),
         "iterations=100": "iterations=1", "iterations=20": "iterations=1",
     }  # fmt: skip
-    with WalkedPage("go-on-from-an-adapter", tmp_path, stand_ins) as page:
+    with WalkedPage("go-on-from-an-adapter", tmp_path, stand_ins, server) as page:
         put(killed, page)
         resumed, longer = page.run("spotlight resume")
         assert [last_line(said)["iterations"] for said in (resumed, longer)] == [3, 4]
@@ -175,14 +157,16 @@ def test_go_on_from_an_adapter(killed: Path, models: Path, tmp_path: Path):
         assert last_line(trained)["iterations"] == 1
 
 
-def test_push_to_the_hub_and_load_in_diffusers(killed: Path, models: Path, tmp_path: Path):
+def test_push_to_the_hub_and_load_in_diffusers(
+    killed: Path, models: Path, server: Mapping[str, str], tmp_path: Path
+):
     evaluated: list[dict[str, Any]] = []
     stand_ins = {
         "/models": str(models), "torch.bfloat16": "torch.float32", '.to("cuda")': "", "RUN": "begun",
         "num_inference_steps=40": "num_inference_steps=2, height=16, width=16",
         "NAME": "my-push", "EVALUATION": lambda: evaluated[0]["evaluation_id"],
     }  # fmt: skip
-    with hub_server() as hub, WalkedPage("use-in-diffusers", tmp_path, stand_ins) as page:
+    with hub_server() as hub, WalkedPage("use-in-diffusers", tmp_path, stand_ins, server) as page:
         put(killed, page)
         page.run("spotlight export RUN --out")
         page.python("import torch")
@@ -203,12 +187,12 @@ def test_push_to_the_hub_and_load_in_diffusers(killed: Path, models: Path, tmp_p
         assert "difference" in evaluated[1]
 
 
-def test_does_exploration_help_on_my_task(tmp_path: Path):
+def test_does_exploration_help_on_my_task(server: Mapping[str, str], tmp_path: Path):
     """With few drafts and iterations: the answer is that nothing can be claimed."""
     stand_ins = {"--iterations 32 --seeds 3": "--iterations 1", "RUN,RUN": lambda: ",".join(
         row.run_id for row in RunStore(page.home).runs()
     )}  # fmt: skip
-    with WalkedPage("does-exploration-help", tmp_path, stand_ins) as page:
+    with WalkedPage("does-exploration-help", tmp_path, stand_ins, server) as page:
         modelled = {name: page.environment.pop(name) for name in SMALL}  # seconds as of the preset
         assert "if it saves more than" in page.run("spotlight what-if")[0]
         page.environment |= modelled | {
@@ -224,7 +208,7 @@ def test_does_exploration_help_on_my_task(tmp_path: Path):
         page.run("spotlight what-if", {"--curve": "trains on its drafts"})
 
 
-def test_one_machine_to_a_ray_cluster(models: Path, tmp_path: Path):
+def test_one_machine_to_a_ray_cluster(models: Path, server: Mapping[str, str], tmp_path: Path):
     """Instances of this machine stand in for the machines on which `ray start` would run."""
     with local_ray_instances(reserved_cpus=4) as ray:
         ray.add("spot")
@@ -234,7 +218,7 @@ def test_one_machine_to_a_ray_cluster(models: Path, tmp_path: Path):
             "scorer_workers=8": "scorer_workers=1", "RAY_AUTH_TOKEN=…": "UNUSED=1", "HOST:6379": ray.address,
             "ray start --head --port 6379": "true", "ray start --block": "true",
         }  # fmt: skip
-        with WalkedPage("ray-cluster", tmp_path, stand_ins) as page:
+        with WalkedPage("ray-cluster", tmp_path, stand_ins, server) as page:
             page.environment |= TINY_SIZE
             page.run("make install")
             page.run("spotlight doctor")
@@ -245,16 +229,16 @@ def test_one_machine_to_a_ray_cluster(models: Path, tmp_path: Path):
             assert newest(page)["status"] == "finished"
 
 
-def test_nightly_geneval(models: Path, tmp_path: Path):
+def test_nightly_geneval(models: Path, server: Mapping[str, str], tmp_path: Path):
     """GenEval's six kinds of prompts stand for all 553, and a tiny detector and CLIP for the judge."""
     evaluated: list[dict[str, Any]] = []
-    server, ui = free_port(), free_port()
+    server_port, ui_port = free_port(), free_port()
     stand_ins = {
         "/models": str(models), "builtin:geneval-evaluate": "six.jsonl", "RUN": "nightly",
         "EVALUATION": lambda: evaluated[0]["evaluation_id"], "0 2 * * * cd /opt/spotlight && ": "",
-        "spotlight up": f"spotlight up --server-port {server} --ui-port {ui}",
+        "spotlight up": f"spotlight up --server-port {server_port} --ui-port {ui_port}",
     }  # fmt: skip
-    with WalkedPage("nightly-geneval", tmp_path, stand_ins) as page:
+    with WalkedPage("nightly-geneval", tmp_path, stand_ins, server) as page:
         six_kinds(tmp_path / "six.jsonl")
         judge = {
             "detector": str(save_detector(tmp_path / "detector")),
@@ -272,6 +256,8 @@ def test_nightly_geneval(models: Path, tmp_path: Path):
         assert len(evaluated[1]["by_tag"]) == 6 and "difference" in evaluated[1]
         assert len(list((tmp_path / "geneval-images").rglob("*.png"))) == 24
         page.run("0 2 * * *")
+        for name in server:  # `up` starts its own
+            del page.environment[name]
         page.serve("spotlight up --schedule", "Ctrl-C ends all three")
         assert '"verdict": "identical"' in page.run("spotlight reproduce")[0]
 
@@ -288,7 +274,7 @@ def test_schedule_cancel_resume(tmp_path: Path):
             "--iterations 60": "--iterations 4",
             "iterations=20": "iterations=3 --set reward.scorer=rewards.py:dark",
         }  # fmt: skip
-        with WalkedPage("schedule-cancel-resume", tmp_path, stand_ins) as page:
+        with WalkedPage("schedule-cancel-resume", tmp_path, stand_ins, {}) as page:
             (tmp_path / "rewards.py").write_text(SLOW_REWARD)
             page.serve("spotlight up", "Ctrl-C ends all three")
             process = page.begin("spotlight train", "my-run")

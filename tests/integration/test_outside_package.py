@@ -42,13 +42,16 @@ ENTRY_POINTS = """
     their-grpo = their_family:OBJECTIVE
 """
 
-NAMES = ("own_reward:COLOURFUL", "best-and-worst", "theirs", "their_family:OBJECTIVE")
-"""Two by module and name, two by entry point."""
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
+SETTINGS = {
+    # Two by module and name, two by entry point.
+    "reward.scorer": "own_reward:COLOURFUL", "exploration.strategy": "best-and-worst",
+    "model.family": "theirs", "algorithm.objective": "their_family:OBJECTIVE",
+    "reward.options.full_at": "60", "exploration.options.best": "0.25", "model.options.note": "of theirs",
+    "runtime.cluster": "local", "runtime.spot_workers": "1", "runtime.scorer_workers": "1",
+    "iterations": "2", "evaluation.every": "0", "evaluation.prompts": "4",
+    "algorithm.prompts_per_iteration": "4", "algorithm.group_size": "4",
+    "exploration.candidates": "8", "exploration.drafts": "24", "exploration.stop_with_training": "false",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -66,30 +69,18 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def spotlight(home: Home, package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {HOME_VARIABLE: str(home.path), "PYTHONPATH": str(package)}
+def trained(package: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {HOME_VARIABLE: str(package / "home"), "PYTHONPATH": str(package)}
+    sets = [item for name, value in (SETTINGS | changes).items() for item in ("--set", f"{name}={value}")]
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli.command_line", *arguments],
+        [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", "glyphs", *sets],
         env=environ, capture_output=True, text=True, timeout=240, check=False, cwd=package,
     )  # fmt: skip
 
 
-def settings(**changes: str) -> list[str]:
-    scorer, strategy, family, objective = NAMES
-    values = {
-        "reward.scorer": scorer, "reward.options.full_at": "60", "exploration.strategy": strategy,
-        "exploration.options.best": "0.25", "model.family": family, "model.options.note": "of theirs",
-        "algorithm.objective": objective, "runtime.cluster": "local", "runtime.spot_workers": "1",
-        "runtime.scorer_workers": "1", "iterations": "2", "evaluation.every": "0", "evaluation.prompts": "4",
-        "algorithm.prompts_per_iteration": "4", "algorithm.group_size": "4",
-        "exploration.candidates": "8", "exploration.drafts": "24", "exploration.stop_with_training": "false",
-    } | changes  # fmt: skip
-    return [item for name, value in values.items() for item in ("--set", f"{name}={value}")]
-
-
 @pytest.mark.slow
-def test_a_run_of_what_another_package_adds(home: Home, package: Path):
-    ran = spotlight(home, package, "train", "--preset", "glyphs", *settings())
+def test_a_run_of_what_another_package_adds(package: Path):
+    ran = trained(package)
     assert ran.returncode == 0, ran.stderr[-2000:]
     result = json.loads(ran.stdout.splitlines()[-1])
     assert result["iterations"] == 2
@@ -111,10 +102,8 @@ def test_a_run_of_what_another_package_adds(home: Home, package: Path):
         ({"reward.scorer": "own_reward:COLORFUL"}, "cannot be imported (AttributeError"),
     ],
 )
-def test_their_options_are_checked_before_anything_starts(
-    home: Home, package: Path, change: dict[str, str], says: str
-):
-    ran = spotlight(home, package, "train", "--preset", "glyphs", *settings(**change))
+def test_their_options_are_checked_before_anything_starts(package: Path, change: dict[str, str], says: str):
+    ran = trained(package, **change)
     assert ran.returncode != 0
     assert says in " ".join(ran.stderr.split())
-    assert not home.database.exists(), "nothing was started"
+    assert not Home(package / "home").database.exists(), "nothing was started"

@@ -207,21 +207,6 @@ def test_any_two_names_are_two_names_that_mlflow_takes():
     assert len(set(names)) == len(names)
 
 
-def test_a_run_cancelled_before_its_first_iteration_is_sent_once_by_a_later_one(store: RunStore, gone: int):
-    config = begin(store, "early", gone)
-    own = Followed(store, "early", config)
-    own.readers.finish("cancelled")
-    store.set_status("early", "cancelled")
-    assert own.troubles == [] and points(store, "early") == {}
-    commit(store, "early", 1, 2)
-    assert followed(store, "later", begin(store, "later", os.getpid())) == []
-    run, row = mlflow_run(store.home.mlflow_uri, "early"), store.run("early")
-    assert run is not None and row.ended_at is not None
-    assert run.info.status == "KILLED"
-    assert (run.info.start_time, run.info.end_time) == (int(row.created_at * 1000), int(row.ended_at * 1000))
-    assert points(store, "early") == recorded_points(store.home, "early")
-
-
 def test_runs_that_go_on_or_were_not_done_are_left_alone(store: RunStore, gone: int):
     begin(store, "at-work", os.getpid())
     begin(store, "not-done", gone)

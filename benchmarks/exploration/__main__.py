@@ -56,18 +56,20 @@ def reported_curves(
     wanted = {}
     for run_seed in range(seeds):
         for arm in dict.fromkeys([*arms, BASELINE]):
-            config = arm_config(task, arm, run_seed, tuned.recipes.get(arm) if tuned else None)
-            length = ARMS[arm].iterations // share
+            tuned_as = ARMS[arm].unguarded or arm
+            config = arm_config(task, arm, run_seed, tuned.recipes.get(tuned_as) if tuned else None)
+            length = TASKS[task].iterations_of(arm) // share
             wanted[arm, run_seed] = CurveWanted(curve_name(arm, config, length, 1), config, length)
     return wanted
 
 
 def main_arms(tuned: Tuned) -> list[str]:
-    """The chosen arm of each objective, DiffusionNFT's first, with the two that it is compared with."""
+    """The chosen arm of each objective, DiffusionNFT's first, those compared with it, and its guarded one."""
     names = []
     for objective in ("nft", "grpo"):
         if arm := tuned.chosen.get(objective):
             names += [arm, ARMS[arm].plain, ALL_GROUPS[objective]]
+            names += [name for name, other in ARMS.items() if other.unguarded == arm]
     return names
 
 
@@ -94,7 +96,8 @@ def main() -> None:
     curves = make_curves(store, reported_curves(task, arms, seeds, tuned, share), jobs)
     chosen = dict(tuned.chosen) if tuned else {"nft": "off_policy_32"}
     made = {arm for arm, _ in curves}
-    for arm in arms:  # of an objective that was not tuned, the first arm that was asked for
+    chosen = {objective: arm for objective, arm in chosen.items() if arm in made}
+    for arm in arms:  # of an objective whose chosen arm is not among them, the first that was asked for
         if arm in made and ARMS[arm].plain in made:
             chosen.setdefault(ARMS[arm].objective, arm)
     if not any(name in made and ARMS[name].plain in made for name in chosen.values()):

@@ -9,9 +9,9 @@ bootstrap over these run seeds (5 and 95 %). A run seed of the slower arm that n
 as if it did at its end, which makes the ratio smaller; one of the faster arm counts as if it never would.
 
 The exploring arm of each objective was chosen beforehand, on other prompts
-(`benchmarks/exploration/tuning.py`); of an objective that was not tuned it is the one asked for. It is
-compared with the arm without exploration that has the same options, and with the one that trains on all
-prompt groups.
+(`benchmarks/exploration/tuning.py`), or else it is the one asked for. It is compared with the arm without
+exploration that has the same options, and with the one that trains on all prompt groups. Arms with the
+preset's guards have another reward: of them only exact matches and images are told.
 """
 
 from __future__ import annotations
@@ -252,7 +252,10 @@ def summarise(
         chosen: the exploring arm of each objective; one that has no curves yet is left out. The first one's
             arm without exploration gives the score at the start and the targets in the table of arms.
     """
-    arms = arm_curves(curves, configs)
+    guarded = {
+        name: [c for (arm, _), c in curves.items() if arm == name] for name in configs if ARMS[name].unguarded
+    }
+    arms = arm_curves({key: curve for key, curve in curves.items() if key[0] not in guarded}, configs)
     pairs = {
         objective: (arms[ARMS[name].plain], arms[name])
         for objective, name in chosen.items()
@@ -272,6 +275,7 @@ def summarise(
         "prices": {"device": DEVICE, "zone": ZONE},
         "fleet": {"reserved": MIXED.reserved, "spot": MIXED.spot, "scorers": MIXED.scorers},
         "arms": {name: _arm_figures(arm, none.targets()) for name, arm in arms.items()},
+        "guarded": {name: _guarded_figures(some) for name, some in guarded.items()},
     }
 
 
@@ -423,8 +427,7 @@ def _arm_figures(arm: ArmCurves, targets: Mapping[int, float]) -> dict[str, Any]
         "trained": round(arm.trained, 1),
         "costs_s": {name: round(value, 6) for name, value in vars(arm.costs).items()},
         "spearman_median": _median([value for c in curves for value in c.spearman]),
-        "truth_distance_change": [round(c.distance[-1] - c.distance[0], 4) for c in curves],
-        "grain_ratio": [round(c.grain[-1] / c.grain[0], 3) for c in curves],
+        **_image_figures(curves),
         "notes": sorted({note for c in curves for note in c.notes}),
         "curves": [
             {
@@ -434,6 +437,24 @@ def _arm_figures(arm: ArmCurves, targets: Mapping[int, float]) -> dict[str, Any]
             }
             for c in curves
         ],
+    }
+
+
+def _guarded_figures(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return exact matches and how far images have changed since before training, by run seed."""
+    return {
+        "run_seeds": len(curves),
+        "first_exact": [round(c.exact[0], 4) for c in curves],
+        "final_exact": [round(end_of(c.exact), 4) for c in curves],
+        **_image_figures(curves),
+    }
+
+
+def _image_figures(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return the change of the distance to the truth, and grain over that before training, by run seed."""
+    return {
+        "truth_distance_change": [round(c.distance[-1] - c.distance[0], 4) for c in curves],
+        "grain_ratio": [round(c.grain[-1] / c.grain[0], 3) for c in curves],
     }
 
 

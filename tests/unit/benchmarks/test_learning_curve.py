@@ -256,6 +256,22 @@ def test_the_summary_of_hand_made_curves():
     assert summary("ocr-graded", curves)["run_seeds"] == 2
 
 
+def test_an_arm_with_the_preset_s_guards_stands_apart_as_it_learns_from_another_reward():
+    curves = {
+        (arm, seed): made(QUICK, drafts=0 if arm == "plain_nft_shared" else 48)
+        for arm in ("off_policy_32", "plain_nft_shared", "off_policy_32_guarded")
+        for seed in range(2)
+    }
+    figures = summary("ocr-graded", curves)
+    assert set(figures["arms"]) == {"off_policy_32", "plain_nft_shared"}
+    guarded = figures["guarded"]["off_policy_32_guarded"]
+    assert guarded["grain_ratio"] == [1.5, 1.5] and guarded["truth_distance_change"] == [0.0, 0.0]
+    without, with_guards = (arm_config("ocr-graded", f"off_policy_32{end}", 0) for end in ("", "_guarded"))
+    assert without.algorithm.kl_weight == 0 < with_guards.algorithm.kl_weight
+    assert (without.reward.scorer, with_guards.reward.scorer) == ("ocr", "sum")
+    assert without.exploration == with_guards.exploration
+
+
 def test_a_public_split_is_of_a_step_that_trains_on_all_that_it_generates():
     costs = public_costs(0.65)
     assert costs.train / (costs.train + costs.rollout) == pytest.approx(0.65)

@@ -170,9 +170,9 @@ class Runtime:
     def explore(self, iteration: int, ahead: Ahead | None = None) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy decides.
 
-        With `ahead`, its result, it may run in another thread while `train` does; drafts of a
-        training window then end with the training steps, or soon after. Without it, it may draft on
-        all devices, including the trainers, so nothing may run beside it.
+        With the result of the method `ahead` for this iteration, it may run in another thread while `train`
+        does; drafts of a training window then end with the training steps, or soon after. With None, once the
+        previous iteration is over, it may draft on all devices, trainers included, so nothing may run beside.
         """
         self.enter("explore", iteration)
         if ahead is not None:

@@ -234,7 +234,8 @@ def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
                 f"`spotlight up` runs already for {home.path}{holder}; use it, end it with `spotlight down`, "
                 "or set SPOTLIGHT_HOME to another folder"
             )
-        options.server.write(file)
+        own = options.server
+        own.write(file)
         try:
             if left := left_of(home):
                 named = ", ".join(map(_in_words, left[:4]))
@@ -244,7 +245,9 @@ def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
                 )
             yield
         finally:
-            file.write_text("")
+            with suppress(OSError):  # the home may be gone, or another's by now
+                if read_note(file) == own:
+                    file.write_text("")
 
 
 def _refuse_other_machine(home: Home) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.server.children import launch
-from flows.server.note import ServerNote, living_note
+from flows.server.note import ServerNote, living_note, read_note
 from flows.server.ports import LOOPBACK, check_address, is_free, is_loopback, refuse_taken_port
 from storage.access.login import read_login
 from storage.errors import ConfigurationError, SpotlightError
@@ -94,16 +94,15 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
 
     A second one is not noted; one of a read-only home runs without a note.
     """
-    file, is_noted = _note_file(home), False
+    file, own = _note_file(home), ServerNote(host, port)
     with suppress(OSError, SpotlightError):
         home.ensure()
         if living_note(file) is None:
-            ServerNote(host, port).write(file)
-            is_noted = True
+            own.write(file)
     try:
         yield
     finally:
-        if is_noted:
+        if read_note(file) == own:
             file.unlink(missing_ok=True)
 
 

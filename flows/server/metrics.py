@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import uvicorn
-from fastapi import FastAPI, Header, Response
+from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -113,7 +113,7 @@ def metrics_application(home: Home, token: str | None) -> FastAPI:
     Args:
         token: token that requests must bear; None for no check.
     """
-    application = FastAPI(openapi_url=None)
+    application = FastAPI(openapi_url=None, redirect_slashes=False)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_HomeCollector(home))
     headers = {"cache-control": "no-store"}
@@ -127,6 +127,12 @@ def metrics_application(home: Home, token: str | None) -> FastAPI:
         except StorageError as error:
             return PlainTextResponse(f"{error}\n", 503, headers)
         return Response(body, headers=headers | {"content-type": CONTENT_TYPE_LATEST})
+
+    @application.exception_handler(404)
+    @application.exception_handler(405)
+    def refused(request: Request, error: HTTPException) -> Response:
+        said = "/metrics is read by GET" if error.status_code == 405 else "there is /metrics only"
+        return PlainTextResponse(f"{said}\n", error.status_code, headers)
 
     return application
 

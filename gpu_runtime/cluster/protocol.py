@@ -46,7 +46,7 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         return here
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
-        """Let the cluster start nothing more on its instance, which will be taken; return why it does not.
+        """Let the cluster start nothing more on its instance, which will be taken; return why not, else "".
 
         It does nothing if the cluster has one instance, or does not state how instances are rented.
         The instance may be gone at `deadline`, in unix seconds; None if that is not known.

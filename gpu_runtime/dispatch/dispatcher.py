@@ -76,6 +76,7 @@ class Dispatcher:
         self._items: dict[SampleRequest, WorkItem[SampleRequest]] = {}
         self._freed = False
         self._elsewhere: dict[str, _Elsewhere] = {}
+        self._running = False
         # Phases of the current `run`, most important first; and those that have begun and not ended.
         self._phases: tuple[Phase, ...] = ()
         self._begun: list[Phase] = []
@@ -100,7 +101,7 @@ class Dispatcher:
         """
         self._fleet, self._coming, self._freed = fleet, set(), False
         self._phases = (phase,) if beside is None else (phase, beside)
-        self._elsewhere = {}
+        self._elsewhere, self._running = {}, True
         if other is not None:
             other.begin(lambda: self._ended.put(None))
         try:
@@ -120,11 +121,14 @@ class Dispatcher:
         except BaseException:
             self._drop(self._begun)
             raise
+        finally:
+            self._running = False
 
     def busy(self, worker: str) -> bool:
-        """Return True if a device has a lease, or other work whose call has not ended."""
+        """Return True if a device has a lease, or other work that is not settled; after `run`, not ended."""
         other = self._elsewhere.get(worker)
-        return worker in self._flights or (other is not None and not other.call.done())
+        works = other is not None and (self._running or not other.call.done())
+        return works or worker in self._flights
 
     def work_left(self) -> WorkLeft:
         """Return the work left in the phase, in batches, without the phase beside it."""

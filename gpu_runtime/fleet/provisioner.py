@@ -328,7 +328,7 @@ class WorkerProvisioner:
         return needed
 
     def drop_pending(self) -> list[tuple[Device, DeviceEventKind, str]]:
-        """End workers on their way whose instances are gone or given back; return them, each with why."""
+        """End workers on their way without an instance any more; return each with its event and why."""
         ended: list[tuple[Device, DeviceEventKind, str]] = []
         for arrival in [arrival for arrival in self._coming if not arrival[1].done()]:
             device, _ = arrival

@@ -102,7 +102,7 @@ class RentedCapacity:
         return min(self._most, sum(offer.devices for offer in self._staying))
 
     def look(self, at_once: bool = False) -> None:
-        """Ask for offers, twice a second unless `at_once`. A call-back is final, even if withdrawn."""
+        """Ask for offers, at most twice a second unless `at_once`. A call-back stays, even if withdrawn."""
         if at_once or self._clock() >= self._looked_at_s + _LOOK_EVERY_S:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()

@@ -71,7 +71,7 @@ class StepTimeTable:
         self._changed: dict[int, int] = {}
 
     def note(self, degree: int, step_s: float, first: bool) -> None:
-        """Record a step's seconds in a chunk, if above 0; the first one of a group counts less."""
+        """Record a step's seconds in a chunk, if above 0; `first` ones of a group count until others do."""
         if not step_s > 0:
             return
         times = self._first if first else self._steady

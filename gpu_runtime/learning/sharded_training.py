@@ -87,7 +87,11 @@ class ShardedPolicy(Policy):
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace the trained weights; every process must be given the same."""
+        """Replace the trained weights; every process must be given the same.
+
+        Raises:
+            ModelError: if names or shapes differ from this policy's; then no weight has changed.
+        """
         super().load(state)
         if not self.is_gathered:
             return
@@ -153,12 +157,16 @@ class ShardedTrainer(Trainer):
         self._device = policy.model.device
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Add whole prompt groups; the weights are divided afterwards."""
+        """Add whole prompt groups; the weights are divided afterwards.
+
+        Raises:
+            TrainingError: as for one process; all processes raise the same.
+        """
         self._divided.divide()
         super().add(samples)
 
     def finish(self) -> TrainingReport:
-        """Take the training steps; the weights are divided afterwards."""
+        """Take the training steps; the weights are divided afterwards. It fails as `add` does."""
         self._divided.divide()
         return super().finish()
 

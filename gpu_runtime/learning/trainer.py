@@ -121,7 +121,11 @@ class Trainer:
         self._objective = build_objective(self.policy, self._sampler, self._config.sampling, algorithm)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Take the iteration's training steps on samples of whole groups, in any order."""
+        """Take the iteration's training steps on samples of whole groups, in any order.
+
+        Raises:
+            TrainingError: see `add` and `finish`.
+        """
         self.begin()
         self.add(samples)
         return self.finish()

@@ -84,7 +84,7 @@ class InstanceGroup:
         self.group = self._form(store, rank, size, timeout_s)
 
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        """Send part i of the first dimension to member i; return theirs in order of rank, in the same shape.
+        """Send part i of the first dimension of contiguous `parts` to member i; return theirs, by rank.
 
         Raises RuntimeError if a peer is gone, and GroupBrokenError if the group is called off.
         """

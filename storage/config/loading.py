@@ -156,7 +156,7 @@ def python_settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     Raises:
         ConfigurationError: a value is None or of another type.
     """
-    given = [(".".join(key), value) for key, value in flat(settings)]
+    given = [(dotted(key), value) for key, value in flat(settings)]
     for name, value in given:
         if value is None:
             raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")

@@ -52,23 +52,26 @@ def load_judge(model_class: Any, setting: str, folder: Path, dtype: torch.dtype 
             f"{setting}: {folder} holds a model of type {found!r}, not {wanted!r}; name one that "
             f"transformers loads as {model_class.__name__}"
         )
-    return _load_whole(model_class, f"{setting}: {folder}", str(folder), {"dtype": dtype})
+    return _load_whole(model_class, f"{setting}: {folder}", str(folder), {"dtype": dtype}, judges=True)
 
 
-def _load_whole(model_class: Any, said: str, path: str, how: dict[str, Any]) -> Any:
-    """Load from a path; `said` names it in messages, and `how` has further arguments of `from_pretrained`."""
+def _load_whole(model_class: Any, said: str, path: str, how: dict[str, Any], judges: bool = False) -> Any:
+    """Load from a path; `said` names it in messages, and `how` has further arguments of `from_pretrained`.
+
+    A judge may lack buffers: files for inference leave out those of its training loss.
+    """
     try:
         model, report = model_class.from_pretrained(
             path, local_files_only=True, output_loading_info=True, **how
         )
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{said} is no {model_class.__name__} that can be loaded: {error}") from error
-    # Buffers too: a batch norm's statistics are as much part of a model as its weights.
-    own = (*model.named_parameters(), *model.named_buffers())
-    lacking = sorted({name for name, _ in own} & set(report["missing_keys"]))
-    if lacking:
+    # Else buffers too: a batch norm's statistics are as much part of a model as its weights.
+    own = {*dict(model.named_parameters()), *([] if judges else dict(model.named_buffers()))}
+    if lacking := sorted(own & set(report["missing_keys"])):
+        or_else = ", or name the folder of a whole one" if judges else ""
         raise ModelError(
             f"{said} lacks {len(lacking)} weights of a {model_class.__name__}, such as {lacking[0]}; "
-            "download the model again, whole"
+            f"download the model again, whole{or_else}"
         )
     return model.eval().requires_grad_(False)

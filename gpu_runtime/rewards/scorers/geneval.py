@@ -70,7 +70,11 @@ class GenEvalScorer(Scorer):
         check_row(prompt, sorted(self._detector.class_names), COLOURS, _MOST_ASKED)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge a uint8 RGB image of shape (H, W, 3) against its GenEval row."""
+        """Judge a uint8 RGB image of shape (H, W, 3) against its GenEval row.
+
+        Raises:
+            PromptFileError: if the prompt has no row.
+        """
         counting = prompt.metadata.get("tag") == "counting"
         least = LEAST_CONFIDENCE_COUNTING if counting else LEAST_CONFIDENCE
         found = most_confident(self._detector.detect(image_HWC, least), least)

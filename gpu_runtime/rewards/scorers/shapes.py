@@ -85,7 +85,11 @@ class ShapesScorer(Scorer):
     name = "shapes"
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Score one image against its GenEval row."""
+        """Score one image against its GenEval row.
+
+        Raises:
+            PromptFileError: if the prompt has no GenEval row.
+        """
         return judge(detect(image_HWC), prompt)
 
 
@@ -95,7 +99,12 @@ class EditsScorer(Scorer):
     name = "edits"
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Score one image against its prompt's edit and source."""
+        """Score one image against its prompt's edit and source.
+
+        Raises:
+            PromptFileError: if the prompt has no edit, or its source cannot be read.
+            RewardError: if the image's size differs from the source's.
+        """
         return judge_edit(image_HWC, prompt, detect)
 
 
@@ -106,5 +115,10 @@ class MovingShapesScorer(Scorer):
     takes_clips = True
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Score a clip of shape (8, 24, 24, 3) against its prompt."""
+        """Score a clip of shape (8, 24, 24, 3) against its prompt.
+
+        Raises:
+            PromptFileError: if the prompt is one of another task.
+            RewardError: if the clip has another size, or frames are missing.
+        """
         return judge_motion(image_HWC, prompt, detect)

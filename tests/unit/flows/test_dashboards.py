@@ -9,6 +9,7 @@ import pytest
 
 from flows.server import dashboards
 from flows.server.dashboards import living_dashboard, noted_dashboard, way_to_dashboard
+from flows.server.note import ServerNote
 from storage.home import Home
 
 
@@ -31,6 +32,10 @@ def test_the_one_that_runs_is_named(home: Home):
         with noted_dashboard(home, "127.0.0.1", 8778):  # a second one is not noted
             assert living_dashboard(home) == "http://127.0.0.1:8777"
     assert living_dashboard(home) is None
+    with noted_dashboard(home, "127.0.0.1", 8777):  # both of two have begun at once: the last note counts
+        (note,) = home.path.glob("dashboard-*.json")
+        ServerNote("127.0.0.1", 8778).write(note)
+    assert living_dashboard(home) == "http://127.0.0.1:8778"
 
 
 def test_a_home_that_cannot_be_written_into_is_shown_all_the_same(tmp_path: Path):

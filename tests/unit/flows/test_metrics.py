@@ -98,8 +98,10 @@ def test_running_runs_are_shown_or_else_the_newest(home: Home):
 
 
 def test_only_the_endpoint_is_served_and_only_to_who_knows_the_token(home: Home):
-    assert ask(home, "/")[0] == ask(home, "/docs")[0] == 404
-    assert TestClient(metrics_application(home, None)).post("/metrics").status_code == 405
+    for path in ("/", "/docs", "/metrics/"):
+        assert ask(home, path) == (404, "there is /metrics only\n")
+    posted = TestClient(metrics_application(home, None)).post("/metrics")
+    assert (posted.status_code, posted.text) == (405, "/metrics is read by GET\n")
     assert ask(home, token=TOKEN)[0] == ask(home, token=TOKEN, given="another")[0] == 401
     assert ask(home, token=TOKEN, given=TOKEN)[0] == 200
 

@@ -111,6 +111,7 @@ def test_the_command_line_begins_the_same_run(begun, monkeypatch: pytest.MonkeyP
             r"reward.scorer: not set[^-]*, settings={\"reward.scorer\": \"my_rewards.py:blue\"}$",
         ),
         ({"iterations": None}, "leave the setting out"),
+        ({"sampling": {1: 2}}, r"sampling.1 \(from settings\): no such setting"),
         ({"seed": object()}, "seed = <object .*: give text, a number"),
         ({"runtime": {"spot_workers": "many"}}, "runtime.spot_workers = 'many'"),
     ],

@@ -6,11 +6,13 @@ Refused options are in `tests/bad_inputs.jsonl`.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -181,9 +183,12 @@ def test_a_second_supervisor_of_a_home_is_refused(home: Home, tmp_path: Path):
         with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
             pass
         with sole_supervisor(Home(tmp_path / "another"), OPTIONS):
-            pass
+            shutil.rmtree(tmp_path / "another")  # its end fails no more for that
     with sole_supervisor(home, OPTIONS):
-        pass
+        next_one = replace(OPTIONS, server_port=OPTIONS.server_port + 1).server
+        state_file(home).unlink()
+        next_one.write(state_file(home))
+    assert read_note(state_file(home)) == next_one, "a home that was deleted and made again"
 
 
 @pytest.mark.parametrize("note", [None, "{"])

@@ -173,7 +173,7 @@ def milestone_figures(asked: Asked) -> pd.DataFrame:
     """Return the same as numbers, a row per policy and share; time and dollars have each kind of interval."""
     rows = [
         {"policy": row["policy"], "evidence": row["evidence"], "curves": asked.answer["curves_in_words"]}
-        | each
+        | {name: value for name, value in each.items() if name != "other_learner"}
         for row in asked.policies
         for each in row["milestones"]
     ]

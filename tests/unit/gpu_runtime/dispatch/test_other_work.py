@@ -107,15 +107,27 @@ def test_what_it_still_does_at_the_end_is_not_waited_for():
     assert not stage.loop.busy(TRAINER), "it can be ended and replaced"
 
 
-def test_its_loss_ends_the_run():
+@pytest.mark.parametrize("while_others_are_dispatched", [False, True])
+def test_its_loss_ends_the_run(while_others_are_dispatched: bool):
     script = Script(trainer_first)
     stage = dispatcher(script)
+    workers, lost = stage.fleet.workers, []
 
     def die() -> None:
-        raise WorkerLostError("killed")
+        if not lost:
+            lost.append(TRAINER)
+            raise WorkerLostError("killed")
 
+    def workers_while_it_dies(version: WeightsVersion) -> list[Device]:
+        if parts.left == 1 and not lost:
+            script.end(TRAINER)
+        return workers(version)
+
+    if while_others_are_dispatched:
+        stage.fleet.workers = workers_while_it_dies
+    parts = Parts(script, 2, die)
     with pytest.raises(RuntimeFailure, match="trainer's process is gone"):
-        stage.loop.run(stage.fleet, stage.phase, None, Parts(script, 1, die))
+        stage.loop.run(stage.fleet, stage.phase, None, parts)
 
 
 def test_one_that_hangs_is_killed_where_nothing_else_is_left_to_wait_for():

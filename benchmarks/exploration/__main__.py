@@ -58,7 +58,7 @@ def reported_curves(
         for arm in dict.fromkeys([*arms, BASELINE]):
             tuned_as = ARMS[arm].unguarded or arm
             config = arm_config(task, arm, run_seed, tuned.recipes.get(tuned_as) if tuned else None)
-            length = TASKS[task].iterations_of(arm) // share
+            length = ARMS[arm].iterations // share
             wanted[arm, run_seed] = CurveWanted(curve_name(arm, config, length, 1), config, length)
     return wanted
 

@@ -6,8 +6,8 @@ nothing chose, exploring ones on 16 of those that they explored but where their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
@@ -71,28 +71,20 @@ class Task:
         preset: whose model, prompts and sampling every arm has.
         scorer: of the reward.
         signal: what every arm learns from and is judged by.
-        iterations: iterations of some arms, instead of the arm's own number.
     """
 
     preset: str
     scorer: str
     signal: str = "exact"
-    iterations: Mapping[str, int] = field(default_factory=dict)
-
-    def iterations_of(self, arm: str) -> int:
-        """Return the iterations of a full run of an arm."""
-        return self.iterations.get(arm, ARMS[arm].iterations)
 
 
 TASKS = {
     "ocr-graded": Task("glyphs-stale", "ocr", "graded"),
-    "shapes-graded": Task("shapes-stale", "shapes", "graded", {"off_policy_32": 40}),
+    "shapes-graded": Task("shapes-stale", "shapes", "graded"),
     "ocr": Task("glyphs-stale", "ocr"),
     "shapes": Task("shapes-stale", "shapes"),
 }
-"""By name. The paper's rewards are graded: texts by edit distance, and the objects of GenEval's prompts.
-Shapes are learned slowly: after 20 iterations, which take half the time of those of `plain_nft_shared`, some
-run seeds have not begun."""
+"""By name. The paper's rewards are graded: texts by edit distance, and the objects of GenEval's prompts."""
 
 ALL = (
     "evaluation.images_per_prompt=3", "exploration.stop_with_training=false", "runtime.cluster=local",

@@ -54,7 +54,7 @@ SHARE = 0.75
 """Share of plain's gain that is the target."""
 
 ITERATIONS = 20
-"""Iterations of a curve, where its case has no number of its own."""
+"""Iterations of a curve."""
 
 RECIPE = Recipe(3e-4, 8)
 """Learning rate and warm-up of every arm: the ones tuned for `off_policy` on graded texts."""
@@ -77,13 +77,11 @@ class Case:
         task: name of the task.
         fleet: devices that the seconds of one core are placed on.
         costs: costs of the samples.
-        iterations: iterations of its curves.
     """
 
     task: str
     fleet: Fleet
     costs: Costs
-    iterations: int = ITERATIONS
 
     @property
     def spot_may_train(self) -> bool:
@@ -118,7 +116,7 @@ CASES = {
     "graded texts, training-bound": Case("ocr-graded", MIXED, public_costs(0.65)),
     "exact texts": Case("ocr", MIXED, ON_THE_CPU),
     "exact texts, rollout-bound": Case("ocr", MIXED, public_costs(0.15)),
-    "graded shapes, training-bound": Case("shapes-graded", MIXED, public_costs(0.65), iterations=40),
+    "graded shapes, training-bound": Case("shapes-graded", MIXED, public_costs(0.65)),
     "exact shapes": Case("shapes", MIXED, ON_THE_CPU),
     "graded texts, all may train": Case("ocr-graded", SHARDED, ON_THE_CPU),
     "exact texts, all may train": Case("ocr", SHARDED, ON_THE_CPU),
@@ -204,9 +202,9 @@ def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int]
                     if strategy == "auto"
                     else fixed_config(name, strategy, run_seed)
                 )
-                kept_as, length = FIXED.get(strategy, "auto"), CASES[name].iterations
+                kept_as = FIXED.get(strategy, "auto")
                 wanted[name, strategy, run_seed] = CurveWanted(
-                    curve_name(kept_as, config, length, 1), config, length
+                    curve_name(kept_as, config, ITERATIONS, 1), config, ITERATIONS
                 )
     return wanted
 
@@ -294,7 +292,7 @@ class CaseCurves:
     def mean_seconds(self, strategy: str) -> float:
         """Return the seconds in which the mean of all run seeds' curves gets to the target, or infinity."""
         both = self.gains(strategy), self.clocks_s(strategy)
-        gains, clock_s = (np.mean([one[: self.case.iterations + 1] for one in some], axis=0) for some in both)
+        gains, clock_s = (np.mean([one[: ITERATIONS + 1] for one in some], axis=0) for some in both)
         return self._reached_s(gains.tolist(), clock_s.tolist(), math.inf)
 
     def _reached_s(self, gains: Sequence[float], clock_s: Sequence[float], never_s: float) -> float:

@@ -20,7 +20,7 @@ _KEY_ID = "key-1"
 
 
 class IdentityProvider:
-    """What it says of the person, and for how long; both may be changed while it serves."""
+    """Claims about the person, and the seconds for which they hold; both may be changed while it serves."""
 
     def __init__(self, client_id: str, client_secret: str) -> None:
         self.client_id, self.client_secret = client_id, client_secret

@@ -119,7 +119,7 @@ _STAGES = 4
 
 @dataclass
 class Position:
-    """What an allocation knows.
+    """Knowledge of an allocation.
 
     Attributes:
         counts: drafts of each prompt so far, (P,).

@@ -54,7 +54,7 @@ class Fleet:
         return self.shards / math.ceil(self.shards / self.trainers) if self.shards else self.trainers
 
     def usd_per_s(self, reserved_usd_per_hour: float, spot_usd_per_hour: float) -> float:
-        """What a second of all devices costs."""
+        """Return the dollars of a second of all devices."""
         return (self.reserved * reserved_usd_per_hour + self.spot * spot_usd_per_hour) / 3600
 
 

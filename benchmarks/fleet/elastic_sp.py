@@ -121,7 +121,7 @@ class GroupKiller(WorkerKiller):
 
 
 def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -> Trials:
-    """What a history and the ledger say of the kills.
+    """Return the figures of the kills, from a history and the ledger.
 
     Where a phase ended or began meanwhile, a step had to wait for it: such a time says nothing.
     """

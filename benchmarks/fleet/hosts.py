@@ -316,7 +316,7 @@ def main() -> None:
 
 
 def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: float) -> dict[str, Any]:
-    """What the benchmark reports."""
+    """Return the figures of the benchmark."""
     losses = [loss for one in outcomes for loss in one.disturbance.losses.values()]
     noticed_s = [loss.noticed_s for loss in losses if loss.noticed_s is not None]
     all_noticed = bool(losses) and len(noticed_s) == len(losses)

@@ -4,7 +4,8 @@ Runs the real commands on a terminal of their own, each with a new home. Seconds
 command: until it shows its first line (`first_line_s`), until the first iteration of preset `smoke` is done,
 on a Ray cluster of its own (`first_iteration_s`) and as local processes (`local_first_iteration_s`).
 `interrupt_s` is the longest time from Ctrl-C, pressed in an iteration, to the end of the command, `refused_s`
-the longest time that a refusal takes. The machine should be idle.
+the longest time that a refusal takes. `demo_peak_gib` is the memory of all processes of `make demo`'s run at
+its peak, seen once a second; what several share counts in proportion. The machine should be idle.
 
     python -m benchmarks.first_minutes [--keep] [--quick]
 """
@@ -13,12 +14,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.report import finish, options
 from storage.errors import RuntimeFailure
+from storage.home import HOME_VARIABLE
 from tests.terminal import CTRL_C, Terminal
 
 _REFUSED = {
@@ -76,14 +82,45 @@ def refused(arguments: tuple[str, ...]) -> float:
     return took_s
 
 
+def demo_peak_gib() -> float:
+    """GiB that the processes of the demo's run hold at their peak, by proportional set size."""
+    over, peaks = threading.Event(), [0]
+
+    def watch(home: str) -> None:
+        while not over.wait(1.0):
+            peaks.append(sum(_held_bytes(process, home) for process in psutil.process_iter()))
+
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home,
+        _train(home, "--preset", "glyphs-stale", "--iterations", "20") as shell,
+    ):
+        watcher = threading.Thread(target=watch, args=(home,))
+        watcher.start()
+        try:
+            if shell.wait() != 0:
+                raise RuntimeFailure(f"the run failed: {shell.shown}")
+        finally:
+            over.set()
+            watcher.join()
+    return max(peaks) / 2**30
+
+
+def _held_bytes(process: psutil.Process, home: str) -> int:
+    """Bytes of a process with that home, Ray's among them; 0 for another, or one that has ended."""
+    with suppress(psutil.Error, OSError):
+        if process.environ().get(HOME_VARIABLE) == home:
+            return int(process.memory_full_info().pss)
+    return 0
+
+
 def _train(home: str, *arguments: str) -> Terminal:
-    return Terminal(("train", *arguments), {"SPOTLIGHT_HOME": home})
+    return Terminal(("train", *arguments), {HOME_VARIABLE: home})
 
 
 def main() -> None:
     """Print what a first run shows, and one JSON line last."""
     parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="without Ray, and two refusals")
+    parser.add_argument("--quick", action="store_true", help="without Ray and the demo, and two refusals")
     arguments = parser.parse_args()
     if arguments.quick and arguments.keep:
         parser.error("--quick leaves figures out that --keep needs")
@@ -100,6 +137,7 @@ def main() -> None:
         "local_first_iteration_s": firsts["local"][1],
         "interrupt_s": max(interrupts.values()),
         "refused_s": max(refusals.values()),
+        "demo_peak_gib": None if arguments.quick else demo_peak_gib(),
         "interrupts_s": interrupts,
         "refusals_s": refusals,
         "load_before_and_after": (load, os.getloadavg()[0]),

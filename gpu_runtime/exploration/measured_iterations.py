@@ -215,7 +215,7 @@ _TELLING: dict[str, Callable[[_Iteration], bool]] = {
     "drafts": lambda one: one.drafts is not None,
     "plain": lambda one: one.drafts is None,
 }
-"""Whether an iteration tells something."""
+"""A test of an iteration: True if an estimate can rest on it."""
 
 
 def _last(iterations: Iterable[_Iteration], fact: str) -> list[_Iteration]:

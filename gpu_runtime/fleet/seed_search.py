@@ -53,6 +53,15 @@ class SeedReview:
     notes: tuple[Note, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Search:
+    """The drafts of an iteration that have begun."""
+
+    iteration: int
+    planner: DraftPlanner
+    phase: DraftPhase
+
+
 class SeedSearch:
     """The search for the seeds of each iteration: the `Drafting` of a live run."""
 
@@ -80,7 +89,7 @@ class SeedSearch:
         """Drafts to train on, if the strategy does so."""
         self._said_no_device = False
         self._window: TrainingWindow | None = None
-        self._begun: tuple[int, DraftPlanner, DraftPhase] | None = None
+        self._begun: _Search | None = None
 
     def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """Begin the window of a plan about to be rolled out; devices hold these weights until it ends."""
@@ -148,7 +157,7 @@ class SeedSearch:
         planner = self._explorer.begin(iteration, budget, self._at_once(len(devices)))
         limits = self._limits(window, self._settings.stop_with_training)
         phase = self._phase(window.version, limits, iteration, planner, rescores)
-        self._begun = iteration, planner, phase
+        self._begun = _Search(iteration, planner, phase)
         window.drafters = self._groups(len(devices))
         return phase
 
@@ -157,21 +166,20 @@ class SeedSearch:
         window = self._window
         if window is None:
             return self._explorer.plain(iteration)
-        if self._begun is None or self._begun[0] != iteration:
+        if self._begun is None or self._begun.iteration != iteration:
             self._begun = None
             self.begin(iteration)
         begun, self._begun = self._begun, None
         if begun is None:
             return self._explorer.plain(iteration, *self._no_device(iteration))
-        _, planner, phase = begun
         with self._fleet.beside_training():
-            made = self._draft(phase)
+            made = self._draft(begun.phase)
         window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
         # The order of arrival must not have an effect.
         again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
         window.rescored = tuple(again)
-        return self._finish(iteration, planner, made)
+        return self._finish(iteration, begun.planner, made)
 
     def review(
         self,

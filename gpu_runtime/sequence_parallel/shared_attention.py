@@ -28,7 +28,7 @@ Order = Literal["text first", "image first", "as cut"]
 
 
 class SharedAttention(ParallelConfig):
-    """What diffusers passes from an attention processor to `allow_sharing`'s kernels."""
+    """Arguments that diffusers passes from an attention processor to `allow_sharing`'s kernels."""
 
     def __init__(self, group: InstanceGroup, order: Order, image_tokens: int) -> None:
         super().__init__()

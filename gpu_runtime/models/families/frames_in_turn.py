@@ -23,7 +23,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 Earlier = dict[torch.nn.Module, Any]
-"""What each layer needs from earlier frames."""
+"""Earlier frames that each layer needs."""
 
 
 def decode_in_turn(decoder: torch.nn.Module, latents_BCThw: torch.Tensor) -> torch.Tensor:

@@ -93,19 +93,18 @@ class Case:
         return replace(self.fleet, trainers=self.fleet.devices) if spot_trains else self.fleet
 
     def as_live(self, config: RunConfig) -> RunConfig:
-        """Return what a run on the fleet would have set of the devices that train, for `auto` to look at."""
-        if not self.spot_may_train:
-            return config
-        fleet = self.fleet
+        """Return what a run on the fleet would have set of its devices, for `auto` to look at."""
+        fleet = self.fleet_of(self.spot_may_train)
         runtime = {
             "reserved_workers": fleet.reserved,
             "spot_workers": fleet.spot,
-            "trainer_workers": fleet.devices,
+            "trainer_workers": fleet.trainers,
         }
+        algorithm = {"gradient_shards": fleet.shards} if self.spot_may_train else {}
         return config.model_copy(
             update={
                 "runtime": config.runtime.model_copy(update=runtime),
-                "algorithm": config.algorithm.model_copy(update={"gradient_shards": fleet.shards}),
+                "algorithm": config.algorithm.model_copy(update=algorithm),
             }
         )
 
@@ -147,6 +146,14 @@ class PlacedAuto(Auto):
     def __init__(self, chosen: CaseName) -> None:
         super().__init__()
         self._case = CASES[chosen.case]
+
+    def start(self, config: RunConfig) -> None:
+        """Begin as on the fleet."""
+        super().start(self._case.as_live(config))
+
+    def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
+        """Return those of the fleet."""
+        return super().undrafted_groups(iteration, self._case.as_live(config))
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
         """Decide by the fleet's times, and note the processor time of it."""

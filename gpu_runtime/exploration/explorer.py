@@ -48,6 +48,7 @@ class SeedExplorer:
 
     def __init__(self, config: RunConfig, prompt_ids: Sequence[int], strategy: Strategy) -> None:
         self.strategy = strategy
+        strategy.start(config)
         self._config = config
         self._settings = config.exploration
         self._prompt_ids = list(prompt_ids)

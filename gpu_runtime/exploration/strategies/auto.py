@@ -3,19 +3,20 @@
 Where spot devices may train (`runtime.trainer_workers`), `all_train` is one more choice: `plain`, with spot
 devices that train in the window instead of drafting.
 
-A run begins without exploration, on all devices that may train, as `exploration.strategy=plain` does. While
-it explores nothing, it trains on all prompt groups that it would have explored (`exploration.prompts`),
-otherwise on `algorithm.prompts_per_iteration` of them, as it does in the first iteration of a graded reward:
-there these few tell enough to choose by, and the choice comes sooner. Of an exact one few groups differ.
+A run begins as `off_policy` where its reward is graded and the drafts of its first window will likely end
+with the training beside them: spot devices would idle there, so that being wrong costs next to nothing. Every
+other run begins without exploration, on all devices that may train, as `exploration.strategy=plain` does.
+While it explores nothing, it trains on all prompt groups that it would have explored
+(`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them.
 
 After the first two iterations, and then every few ones, this strategy looks: from the scores and times so far
 it predicts the signal per second of each of them (`signal_rate`), and follows the best one from the next call
-of `ahead` on. A look is arithmetic on what was
-recorded anyway. What a choice turns out to bring replaces what was assumed, so a worse one is given up at a
-later look; as drafts are under way by then, it takes effect one iteration after it. While there are none,
-`off_policy` takes effect at once: seeds that no window has drafted are drafted on all devices, in place of a
-rollout, if the number of drafts is set or windows were measured. What reserved devices take alone is measured
-while it explores; until then it follows from their shards.
+of `ahead` on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring replaces
+what was assumed, so a worse one is given up at a later look; as drafts are under way by then, it takes effect
+one iteration after it. While there are none, `off_policy` takes effect at once: seeds that no window has
+drafted are drafted on all devices, in place of a rollout, if the number of drafts is set or windows were
+measured. What reserved devices take alone is measured while it explores; until then it follows from their
+shards.
 
 Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
 whatever its own times are.
@@ -60,6 +61,10 @@ FIRST_LOOKS, LOOK_EVERY = (1, 2), 5
 """It looks after these iterations, and after those that the last number divides. The first iteration warms
 devices up, so the second one checks what it told."""
 
+TRAINED_AS_DRAFTS = 2
+"""Drafts that are assumed to take a device as long as training on a sample, until both are measured: 2.0 on
+this project's embedded model, 1.6 to 2.2 where public runs tell the times of their steps."""
+
 _PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY = "plain", "all_train", "stale", "off_policy"
 _CHOICES = (_PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY)
 
@@ -83,9 +88,14 @@ class Auto(Strategy):
         return self._following == _ALL_TRAIN
 
     def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
-        """Return those that it would have explored; of a graded reward the first iteration has fewer."""
-        first_of_graded = iteration == 1 and config.reward.signal == "graded"
-        return super().undrafted_groups(iteration, config) if first_of_graded else config.prompts_explored
+        """Return those that it would have explored; before a first window of drafts as `off_policy` does."""
+        before_drafts = iteration == 1 and _drafts_at_once(config)
+        return super().undrafted_groups(iteration, config) if before_drafts else config.prompts_explored
+
+    def start(self, config: RunConfig) -> None:
+        """Begin as `off_policy` where drafts to train on are likely to hold nothing up."""
+        self._decided = _OFF_POLICY if _drafts_at_once(config) else _ALL_TRAIN
+        self._follow(self._decided)
 
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""
@@ -99,7 +109,7 @@ class Auto(Strategy):
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
         """Follow what was decided last; drafts to train on that no window has made are made now."""
         self._follow_decided()
-        if self.trains_on_drafts:
+        if self.trains_on_drafts and iteration > 1:
             return drafting.on_all_devices(iteration, as_in_window=True)
         return self._strategy.before_rollout(iteration, drafting)
 
@@ -243,6 +253,16 @@ class Auto(Strategy):
             on_drafts = predict_drafting(work, times, random, chosen)
             found[_OFF_POLICY] = on_drafts.with_gradients(self._measured.gradient_share)
         return found
+
+
+def _drafts_at_once(config: RunConfig) -> bool:
+    """Return True if the drafts of a first window are likely to be worth training on, and to hold nothing up."""
+    algorithm, settings, runtime = config.algorithm, config.exploration, config.runtime
+    drafters = runtime.least_workers - runtime.reserved_trainers
+    if config.reward.signal != "graded" or settings.fidelities != (FULL,) or not drafters:
+        return False
+    trained = algorithm.prompts_per_iteration * algorithm.group_size / runtime.reserved_trainers
+    return settings.stop_with_training or settings.drafts / drafters <= TRAINED_AS_DRAFTS * trained
 
 
 def _reason(predicted: Mapping[str, Prediction], chosen: str) -> str:

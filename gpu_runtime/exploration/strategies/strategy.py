@@ -116,6 +116,9 @@ class Strategy:
         """True if spot devices train in the window now, where `runtime.trainer_workers` lets them."""
         return not self.drafts_beside_training
 
+    def start(self, config: RunConfig) -> None:
+        """Begin a run with these settings; `restore` follows where it is resumed."""
+
     def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
         """Return how many prompt groups an iteration without drafts rolls out and trains on."""
         return config.algorithm.prompts_per_iteration

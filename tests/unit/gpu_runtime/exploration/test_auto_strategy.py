@@ -114,8 +114,74 @@ def test_it_explores_from_the_next_iteration_on_once_a_look_says_so():
     assert run.strategy.decisions() == {1: "off_policy", 2: "off_policy"}
 
 
+def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
+    """The configuration with some settings of its sections changed."""
+    updates = {name: getattr(config, name).model_copy(update=some) for name, some in sections.items()}
+    return config.model_copy(update=updates)
+
+
+def begun(config: RunConfig) -> Driven:
+    strategy = Auto()
+    strategy.start(config)
+    return Driven(strategy, config)
+
+
+def test_a_graded_run_begins_as_off_policy_and_goes_on_where_it_pays():
+    run = begun(config_of())
+    ((_, message),) = run.iterate(1, TRAINING)
+    assert message.startswith("iteration 1: still off_policy from here on")
+    run.iterate(2, TRAINING)
+    assert run.ways == {1: "plain", 2: "off_policy", 3: "off_policy"}
+
+
+def test_it_ends_after_the_drafts_under_way_where_it_does_not_pay():
+    """Where samples take next to no time, sixteen times as many of them are worth more than any choice."""
+    run, waiting = begun(config_of(prompts=128)), replace(TRAINING, whole_s=10_000.0)
+    ((_, message),) = run.iterate(1, waiting)
+    assert message.startswith("iteration 1: plain from here on")
+    for iteration in (2, 3):
+        run.iterate(iteration, waiting)
+    assert run.ways == {1: "plain", 2: "off_policy", 3: "plain"}
+    assert run.strategy.decisions() == {1: "plain", 2: "plain"}
+
+
+# A trainer takes 32 samples, as long as 64 drafts are assumed to, of which two devices make 128.
+@pytest.mark.parametrize(
+    ("exploration", "sections", "begins"),
+    [
+        ({}, {}, True),
+        ({}, {"reward": {"signal": "exact"}}, False),
+        ({"fidelities": ("full", "preview-3")}, {}, False),
+        ({}, {"runtime": {"spot_workers": 0}}, False),
+        ({"stop_with_training": False, "drafts": 128}, {}, True),
+        ({"stop_with_training": False, "drafts": 129}, {}, False),
+        ({"stop_with_training": False, "drafts": 129}, {"runtime": {"spot_workers": 3}}, True),
+        ({"stop_with_training": False, "drafts": 129}, {"runtime": {"reserved_workers": 2}}, True),
+        (
+            {"stop_with_training": False, "drafts": 65},
+            {"runtime": {"reserved_workers": 2, "trainer_workers": 2}},
+            False,
+        ),
+        ({"stop_with_training": False, "drafts": 129}, {"algorithm": {"group_size": 8}}, True),
+    ],
+)
+def test_it_begins_with_drafts_where_they_are_likely_to_hold_nothing_up(
+    exploration: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], begins: bool
+):
+    run = begun(changed(config_of(**exploration), **sections))
+    assert run.strategy.trains_on_drafts is begins
+    run.iterate(1, TRAINING)
+    assert run.ways.get(2) == ("off_policy" if begins else None)
+
+
+def test_spot_devices_that_may_train_draft_first():
+    config = with_spot_trainers()
+    assert not begun(config).strategy.spot_trains
+    assert begun(changed(config, reward={"signal": "exact"})).strategy.spot_trains
+
+
 @pytest.mark.parametrize(("signal", "first"), [("graded", 8), ("exact", 12)])
-def test_without_drafts_it_trains_on_what_it_would_have_explored_but_first_of_a_graded_reward(
+def test_without_drafts_it_trains_on_what_it_would_have_explored_but_before_a_first_window(
     signal: str, first: int
 ):
     config = config_of(prompts=12)

@@ -256,7 +256,7 @@ class Auto(Strategy):
 
 
 def _drafts_at_once(config: RunConfig) -> bool:
-    """Return True if the drafts of a first window are likely to be worth training on, and to hold nothing up."""
+    """Return True if the drafts of a first window are likely worth training on, and hold nothing up."""
     algorithm, settings, runtime = config.algorithm, config.exploration, config.runtime
     drafters = runtime.least_workers - runtime.reserved_trainers
     if config.reward.signal != "graded" or settings.fidelities != (FULL,) or not drafters:

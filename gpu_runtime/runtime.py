@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.cluster.slots import FailedStart
 from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.given_pairs import given_samples
@@ -26,14 +27,13 @@ from gpu_runtime.fleet.evaluation import Evaluation, evaluate
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.seed_search import SeedReview, SeedSearch
-from gpu_runtime.fleet.slots import FailedStart
 from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import Advantages, check_versions, training_samples
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import check_sync
 from gpu_runtime.rewards.guard import refuse_total_failure
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.history import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig

@@ -14,8 +14,8 @@ from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.fleet.evaluation import Evaluation
-from gpu_runtime.rewards.protocol import part_means
 from gpu_runtime.runtime import Runtime
+from gpu_runtime.scheduling.scores import part_means
 from storage.clock import now
 from storage.config.run_config import RunConfig
 from storage.environment import environment, preset_fact

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.models.checks.memory_need import GIB
 from gpu_runtime.models.checks.sizing import DeviceMemory as DeviceMemory
 from gpu_runtime.models.checks.sizing import device_memory
@@ -81,7 +82,8 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
         hours = Spread(*(_hours(config, profile, devices, end) for end in (None, LowEnd(), HighEnd())))
         usd = Spread(*(devices * usd_per_hour * each for each in (hours.median, hours.low, hours.high)))
         times.append(RunTime(devices, hours, None if no_price else usd))
-    return RunSize(gpu, device_memory(config, model), times, profile, no_price)
+    memory = device_memory(config, model, keeps_reference(config.algorithm, config.evaluation))
+    return RunSize(gpu, memory, times, profile, no_price)
 
 
 def _hours(config: RunConfig, profile: Profile, devices: int, chance: LowEnd | HighEnd | None) -> float:

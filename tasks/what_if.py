@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpu_runtime.simulator.chrome_trace import chrome_trace
@@ -18,15 +18,7 @@ from gpu_runtime.simulator.comparison.policies import (
     policies_of,
     unfit,
 )
-from gpu_runtime.simulator.comparison.to_score import (
-    ExplorationWorth,
-    Milestone,
-    break_even_of,
-    exploration_worth,
-    milestones_of,
-)
 from gpu_runtime.simulator.comparison.what_if import Comparison, PolicyAnswer, simulated_policies
-from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.run_config import RunConfig
@@ -37,25 +29,12 @@ from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tasks.gpu_profile import DEFAULT_GPU, find_gpu, named_gpu
-from tasks.market_question import (
-    market_in_words,
-    market_of,
-    offer_of,
-    prices_in_words,
-    serving_in_words,
-)
+from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words
 from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_profile
 from tasks.recorded_curves import find_curves
 from tasks.simulated_records import record_run
-from tasks.what_if_in_words import (
-    basis,
-    conclusions,
-    counted_in_words,
-    curves_in_words,
-    headline,
-    other_learner,
-)
+from tasks.what_if_answer import Goal, WhatIf, curves_in_words, hours_of
 
 MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
@@ -65,127 +44,6 @@ MOST_SPOT = 64
 
 MOST_DRAWN = 50_000
 """The most devices times iterations of a time line; its file then has some 40 MB."""
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """The question and the answers, one per policy.
-
-    Attributes:
-        market: arrivals and losses of spot instances, in words.
-        curves: learning curves (iterations that a score takes); None if unknown.
-    """
-
-    answers: Sequence[PolicyAnswer]
-    asked: Comparison
-    market: str
-    curves: LearningCurves | None = None
-
-    @property
-    def model(self) -> str:
-        """Name of the model, as profiles name it."""
-        return self.asked.config.model.key
-
-    @property
-    def evidence(self) -> str:
-        """`counted` if times were counted from operations and bytes, else `modelled`: all is simulated."""
-        return "counted" if self.asked.profile.is_counted else "modelled"
-
-    @property
-    def sharing(self) -> dict[str, int | str]:
-        """The devices that share samples, and those of an instance; empty if all work alone."""
-        degrees = self.asked.config.sequence_parallel.by_kind
-        if set(degrees.values()) == {1}:
-            return {}
-        each = self.asked.offer.instance_devices or "all"
-        return {kind: degree or "auto" for kind, degree in degrees.items()} | {"instance_devices": each}
-
-    @property
-    def serving(self) -> str:
-        """The load of the serving fleet, in words; empty if no policy has its devices."""
-        lends = any(answer.policy.name == LENDING for answer in self.answers)
-        return serving_in_words(self.asked.offer.serving) if lends else ""
-
-    def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
-        """Return a policy's cost up to 25, 50, 75 and 100 % of the baseline's progress, where known."""
-        return [] if self.curves is None else milestones_of(answer, self.curves)
-
-    @property
-    def best(self) -> PolicyAnswer | None:
-        """The policy to take; None if no live run can follow any of those compared."""
-        return next((answer for answer in self.answers if answer.best), None)
-
-    @property
-    def exploration(self) -> ExplorationWorth | None:
-        """The worth of exploration: where it pays; None if not compared."""
-        return exploration_worth(self.answers, self.curves, self.asked.offer.reserved_usd_per_hour)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the answers as JSON values, all of them modelled."""
-        asked, other = self.asked, other_learner(self.curves, self.model)
-        config, offer, profile = asked.config, asked.offer, asked.profile
-        even, worth = break_even_of(self.answers), self.exploration
-        return {
-            "modelled": True,
-            "evidence": self.evidence,
-            "answer": headline(self),
-            "counted": profile.counted_ranges(config.sampling.batch_size),
-            "counted_in_words": counted_in_words(self),
-            "policies": [
-                {
-                    **answer.to_json(),
-                    "evidence": self.evidence,
-                    "milestones": [
-                        each.to_json() | {"other_learner": other} for each in self.milestones(answer)
-                    ],
-                }
-                for answer in self.answers
-            ],
-            "break_even_discount": even and even.to_json(),
-            "exploration": worth and worth.to_json(),
-            "conclusions": conclusions(self),
-            "basis": basis(self),
-            "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
-            "other_learner": other,
-            "curves_in_words": curves_in_words(self.curves, self.model),
-            "iterations": config.iterations,
-            "futures": asked.futures,
-            "market": self.market,
-            "prices": prices_in_words(offer),
-            "reserved": offer.reserved,
-            "spot": offer.spot,
-            "trainers": offer.trainers,
-            "reserved_usd_per_hour": offer.reserved_usd_per_hour,
-            "spot_usd_per_hour": offer.spot_usd_per_hour,
-            "profile": profile.model_dump(mode="json"),
-            **({"sharing": self.sharing} if self.sharing else {}),
-            **({"serving": self.serving} if self.serving else {}),
-        }
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The spot devices with which a run ends in so many hours.
-
-    Attributes:
-        tried: number of spot devices, and the answer of a run with them, rising.
-        prices: hourly cost of devices, in words.
-    """
-
-    hours: float
-    tried: Sequence[tuple[int, PolicyAnswer]]
-    prices: str
-
-    @property
-    def found(self) -> tuple[int, PolicyAnswer] | None:
-        """The fewest devices tried with which the median ends in time; None where none does."""
-        return next((pair for pair in self.tried if _hours(pair[1]) <= self.hours), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        tried = [{"spot": spot, **answer.to_json()} for spot, answer in self.tried]
-        found = self.found and self.found[0]
-        return {"hours": self.hours, "spot": found, "tried": tried, "prices": self.prices}
 
 
 class Simulation:
@@ -231,7 +89,7 @@ class Simulation:
             sized = config.model_copy(update={"runtime": runtime})
             of_size = replace(asked, config=sized, offer=offer_of(sized, self._question))
             [tried[spot]] = of_size.answers(policies_of([SPOT if spot else RESERVED]))
-            return _hours(tried[spot]) <= hours
+            return hours_of(tried[spot]) <= hours
 
         if not in_time(0):
             fewer, enough, most = 0, 1, MOST_SPOT // each
@@ -358,10 +216,6 @@ def simulation(home: Home, config: RunConfig, question: WhatIfQuestion) -> Simul
 def runs_of(futures: int, policies: Sequence[Policy]) -> int:
     """Return the number of simulated runs of an answer."""
     return futures * len(simulated_policies(policies))
-
-
-def _hours(answer: PolicyAnswer) -> float:
-    return answer.figures["wall_s"].median / 3600
 
 
 def _refuse_unfit(iterations: int, runtime: RuntimeConfig) -> None:

@@ -15,9 +15,9 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.diffusion.samples import GeneratedImage, SampleState, Trajectory
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.scoring_pool import ScoringPool
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_scheduler import DRAFT_CHUNK_STEPS
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkLeft
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import SampleChunk, Worker
 from gpu_runtime.worker.scoring_worker import ScoringWorker

@@ -13,9 +13,9 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.scheduling.group_layout import WorkerGroup
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history import HistoryLog, new_life
 from gpu_runtime.worker.protocol import Worker

@@ -9,7 +9,7 @@ from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.strategies.stale import STALE
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RunConfig
 
 

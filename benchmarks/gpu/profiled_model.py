@@ -298,7 +298,8 @@ class ProfiledModel:
     def _need(self, size: int) -> MemoryNeed:
         """The least that a run is said to need, without a text encoder; before there are adapters."""
         assert self._parts is not None
-        work = WorkNeed.of(self._transformer, self._plan.image_tokens(size), self._config(size))
+        image_tokens, config = self._plan.image_tokens(size), self._config(size)
+        work = WorkNeed.of(self._transformer, image_tokens, config, keeps_reference=False)
         transformer, vae = (
             sum(weight.numel() * weight.element_size() for weight in part.parameters())
             for part in (self._transformer, self._parts.vae)

@@ -25,7 +25,7 @@ from storage.new_folder import writable_file
 from storage.record.run_store import RunStore
 
 if TYPE_CHECKING:  # it imports pandas
-    from tasks.what_if import Goal, PolicyAnswer, Profile, Spread, WhatIf
+    from tasks.what_if_answer import Goal, PolicyAnswer, Profile, Spread, WhatIf
 
 
 _PRESETS = "the preset's"
@@ -119,7 +119,7 @@ def what_if(
 
 def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
     """Print the fewest spot devices with which a run ends in time, and what was tried."""
-    from tasks.what_if_in_words import goal_in_words, profile_in_words, run_in_words
+    from tasks.what_if_answer import goal_in_words, profile_in_words, run_in_words
 
     evidence = "counted" if profile.is_counted else "modelled"
     said = goal_in_words(goal, evidence)
@@ -151,7 +151,7 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
 
 def show(result: WhatIf) -> None:
     """Print a table of policies, their cost up to a score, and the basis of both."""
-    from tasks.what_if_in_words import basis, conclusions, counted_in_words, headline, time_unit
+    from tasks.what_if_answer import basis, conclusions, counted_in_words, headline, time_unit
 
     screen, asked = console(), result.asked
     table = Table(
@@ -196,7 +196,7 @@ def _named(answer: PolicyAnswer) -> str:
 
 def _show_milestones(screen: Console, result: WhatIf) -> None:
     """Print the cost of each policy up to a score, if it is known."""
-    from tasks.what_if_in_words import dollars, duration, other_learner
+    from tasks.what_if_answer import dollars, duration, other_learner
 
     curves = result.curves
     found = {_named(answer): result.milestones(answer) for answer in result.answers}

@@ -23,8 +23,8 @@ from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.window import DraftGate
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkItem
+from gpu_runtime.scheduling.scores import Score
 
 
 @dataclass(frozen=True)

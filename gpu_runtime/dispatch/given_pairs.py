@@ -14,8 +14,8 @@ import numpy as np
 
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.dispatch.sample_phase import Delivered
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.scores import Score
 from storage.prompts.files import PAIR, PromptRecord
 from storage.prompts.sources import read_picture
 

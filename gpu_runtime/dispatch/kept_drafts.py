@@ -18,8 +18,8 @@ from safetensors.numpy import load, save
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.scores import Score, Term
 from storage.pictures import chosen_frames, frames_of
 
 _ARRAYS, _FACTS = "drafts.safetensors", "drafts.json"

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import (
     Lease,
     RequestKind,
@@ -18,6 +17,7 @@ from gpu_runtime.scheduling.requests import (
     WorkItem,
     WorkLeft,
 )
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import SampleChunk
 from storage.errors import WorkerLostError

@@ -10,8 +10,8 @@ from typing import Any
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Judge
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkItem
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import SamplingConfig
 
 

@@ -25,7 +25,7 @@ from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
 from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.exploration.window import WindowForecast
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RunConfig
 
 _MOST_ROUNDS = 16

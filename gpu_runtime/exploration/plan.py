@@ -32,7 +32,7 @@ class Candidate:
         prompt_id, seed_index: identity of its noise stream.
         fidelity: `full`, or the name of a cheaper draft.
         policy_version: version of the weights that drew it.
-        value, exact, error: the judgement, as `rewards.protocol.Score` has it.
+        value, exact, error: the judgement, as `scheduling.scores.Score` has it.
         round: planner's round that asked for it; -1 for a re-score of the staleness monitor.
     """
 

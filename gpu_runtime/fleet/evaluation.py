@@ -12,8 +12,8 @@ from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.quality.meter import QualityMeter
 from gpu_runtime.rewards.guard import refuse_total_failure
-from gpu_runtime.rewards.protocol import Score, judged, part_figures
 from gpu_runtime.scheduling.requests import SampleRequest, evaluation_request
+from gpu_runtime.scheduling.scores import Score, judged, part_figures
 from storage.config.run_config import RunConfig
 from storage.pictures import picture_file
 from storage.prompts.files import PromptRecord

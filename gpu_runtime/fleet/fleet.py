@@ -32,13 +32,13 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.fleet.capacity.registry import build_capacity
-from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import Standbys, WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.trainers import Trainers
-from gpu_runtime.groups.degree_choice import request_class
 from gpu_runtime.groups.sharing import Sharing
+from gpu_runtime.scheduling.capacity_decision import LiveWindow, TrainingTime
+from gpu_runtime.scheduling.degree_choice import request_class
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice

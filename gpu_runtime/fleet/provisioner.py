@@ -14,10 +14,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, Time
 from dataclasses import dataclass
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
+from gpu_runtime.cluster.slots import FailedStart, free_slots, pause, worker_counts
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
-from gpu_runtime.fleet.slots import FailedStart, free_slots, pause, worker_counts
 from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.worker import device_worker
 from gpu_runtime.worker.history import HistoryLog

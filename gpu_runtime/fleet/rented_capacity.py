@@ -1,7 +1,7 @@
 """The spot instances that a run rents: the wanted number, the offers held, and the workers on them.
 
-`gpu_runtime/fleet/capacity_decision.py` decides once an iteration, by the times of the previous iterations;
-a provider of `gpu_runtime/fleet/capacity/` rents.
+`gpu_runtime/scheduling/capacity_decision.py` decides once an iteration, by the times of the previous
+iterations; a provider of `gpu_runtime/fleet/capacity/` rents.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from collections.abc import Callable, Sequence
 
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
-from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, TrainingTime, decide_capacity
+from gpu_runtime.scheduling.capacity_decision import (
+    MeasuredTimes,
+    RentingTerms,
+    TrainingTime,
+    decide_capacity,
+)
 from storage.config.run_config import RunConfig
 
 _LOOK_EVERY_S = 0.5

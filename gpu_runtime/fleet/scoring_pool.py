@@ -15,10 +15,11 @@ from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.fleet.trainers import LOOK_EVERY_S
-from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
+from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL
 from gpu_runtime.rewards.registry import model_folders
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import PRIORITIES, Lease, RequestKind, WorkItem
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.history import HistoryPlace
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.run_config import EvaluationConfig, RewardConfig

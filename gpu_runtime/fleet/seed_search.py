@@ -28,8 +28,8 @@ from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.exploration.window import HEADROOM
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord
 

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.fleet.capacity_decision import TrainingTime
 from gpu_runtime.fleet.trainers import Asked, Trainers
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import TrainingReport
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.capacity_decision import TrainingTime
 from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import AlgorithmConfig
 from storage.record.records import DeviceState

@@ -18,10 +18,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
-from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, plan_layout
+from gpu_runtime.scheduling.group_layout import Group, GroupRegistry, Layout, WorkerGroup, plan_layout
 from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.clock import now

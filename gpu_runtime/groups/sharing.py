@@ -11,12 +11,11 @@ from queue import Empty
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet, Phase
-from gpu_runtime.groups.degree_choice import StepTimeTable, choose_layout
 from gpu_runtime.groups.grouped_fleet import GeneratingGroup, GroupedFleet, group_of
-from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first
+from gpu_runtime.scheduling.degree_choice import StepTimeTable, choose_layout
+from gpu_runtime.scheduling.group_layout import Group, GroupRegistry, Layout, WorkerGroup, large_first
 from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from storage.config.sequence_parallel import AUTO, SequenceParallelConfig
 from storage.errors import ConfigurationError, WorkerLostError

@@ -14,7 +14,7 @@ import numpy as np
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import AlgorithmConfig
 from storage.errors import RewardError, TrainingError
 

@@ -170,11 +170,16 @@ class ModelOutline(Protocol):
         """Refuse a prompt that the model cannot encode."""
         ...
 
-    def check_machine(self, config: RunConfig | None = None) -> None:
-        """Refuse a run, or one worker, if this machine lacks an attention kernel or memory for it."""
+    def check_machine(self, config: RunConfig | None = None, keeps_reference: bool = False) -> None:
+        """Refuse a run, or one worker, if this machine lacks an attention kernel or memory for it.
+
+        Args:
+            config: settings of the run; None for a worker that only generates.
+            keeps_reference: True if training needs the reference policy.
+        """
         ...
 
-    def memory_in_words(self, config: RunConfig) -> str:
+    def memory_in_words(self, config: RunConfig, keeps_reference: bool) -> str:
         """Return a text on the least memory that a run needs on a device; empty if that is little."""
         ...
 

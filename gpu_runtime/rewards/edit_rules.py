@@ -12,7 +12,7 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks.edits import Edit, edit_of
 from gpu_runtime.rewards.geneval_rules import Detection
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from storage.errors import RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import read_source

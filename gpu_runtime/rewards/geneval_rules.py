@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.embedded_tasks import shapes
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 

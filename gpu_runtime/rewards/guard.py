@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, Term, part_means
+from gpu_runtime.rewards.protocol import BatchScorer, Scorer
+from gpu_runtime.scheduling.scores import Score, Term, part_means
 from storage.errors import RewardError, SpotlightError, shortened
 from storage.pictures import frames_of, is_clip
 from storage.prompts.files import PromptRecord

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks.moving_shapes import FRAMES, SIDE, motion_of
 from gpu_runtime.rewards.geneval_rules import Detection
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from storage.errors import RewardError
 from storage.prompts.files import PromptRecord
 

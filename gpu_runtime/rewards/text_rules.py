@@ -13,7 +13,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from gpu_runtime.rewards.protocol import Score, Scorer
+from gpu_runtime.rewards.protocol import Scorer
+from gpu_runtime.scheduling.scores import Score
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.scheduling.group_layout import WorkerGroup
 from gpu_runtime.sequence_parallel.control_store import ABORTS, StoreAddress, abort_key, aborted_key
 from gpu_runtime.sequence_parallel.process_group import (
     InstanceGroup,
@@ -26,7 +27,6 @@ from gpu_runtime.sequence_parallel.process_group import (
 )
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from storage.errors import GroupBrokenError
 
 _LOOK_S = 0.25

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpu_runtime.scheduling.group_layout import WorkerGroup
 from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.requests import Lease, WeightsVersion
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.virtual_time import Event
 from storage.record.records import Market
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from gpu_runtime.groups.layout import Group, Layout
+from gpu_runtime.scheduling.group_layout import Group, Layout, WorkerGroup
 from gpu_runtime.scheduling.requests import Lease, UnderWay, WorkLeft
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice, SimulatedGroup
 from gpu_runtime.simulator.generation import GenerationPhase, PhaseSetup
 from gpu_runtime.simulator.virtual_time import Event

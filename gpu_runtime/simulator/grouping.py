@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from gpu_runtime.groups.degree_choice import StepTimeTable, choose_layout
-from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first, plan_layout
+from gpu_runtime.scheduling.degree_choice import StepTimeTable, choose_layout
+from gpu_runtime.scheduling.group_layout import Group, GroupRegistry, Layout, large_first, plan_layout
 from gpu_runtime.scheduling.requests import RequestKind, WorkLeft
 from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.profile import WorkloadTimes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from gpu_runtime.fleet.capacity_decision import LiveWindow
+from gpu_runtime.scheduling.capacity_decision import LiveWindow
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from storage.config.run_config import AlgorithmConfig
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_runtime.fleet.capacity_decision import (
+from gpu_runtime.scheduling.capacity_decision import (
     IterationForecast,
     MeasuredTimes,
     RentingTerms,

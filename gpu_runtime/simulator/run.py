@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
-from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
+from gpu_runtime.scheduling.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import SimulatedFleet

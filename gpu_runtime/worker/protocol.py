@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from gpu_runtime.learning.objectives.protocol import TrainingSample
     from gpu_runtime.learning.report import TrainingReport
     from gpu_runtime.learning.weights import WeightState
+    from gpu_runtime.scheduling.group_layout import WorkerGroup
     from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
     from gpu_runtime.sequence_parallel.control_store import StoreAddress
-    from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
     from gpu_runtime.spot.notices.notice import Notice
     from gpu_runtime.worker.history import HistoryPlace
 

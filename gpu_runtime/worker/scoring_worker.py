@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from gpu_runtime.rewards.guard import judges_frames, score_each
-from gpu_runtime.rewards.protocol import Score, SupportsTo
+from gpu_runtime.rewards.protocol import SupportsTo
 from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.history import HistoryLog, HistoryPlace
 from storage.config.run_config import RewardConfig
 from storage.errors import ModelError

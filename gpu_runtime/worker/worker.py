@@ -34,9 +34,9 @@ from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.models.loading import device_name, evaluated, load_model
 from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.scheduling.group_layout import WorkerGroup
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import StoreAddress
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.watch import NoticeWatch
 from gpu_runtime.worker.history import HistoryLog, HistoryPlace

@@ -13,8 +13,9 @@ import torch
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.cluster.slots import worker_counts
 from gpu_runtime.exploration.registry import strategy_of
-from gpu_runtime.fleet.slots import worker_counts
+from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.models.checks.memory_need import GIB
 from gpu_runtime.models.loading import device_of, outline_model
 from storage.config.exploration import ExplorationConfig
@@ -65,7 +66,10 @@ class HostProbe:
             device += ", gets the base weights from the driver's host"
         else:
             try:
-                outline_model(config.model).check_machine(config if trains else None)
+                outline = outline_model(config.model)
+                outline.check_machine(
+                    config if trains else None, keeps_reference(config.algorithm, config.evaluation)
+                )
             except SpotlightError as error:
                 problem = str(error)
         return HostReport(socket.gethostname(), device, torch.__version__, problem)
@@ -165,7 +169,8 @@ def _workers_in_words(
 
 def _memory_in_words(config: RunConfig) -> Iterator[str]:
     try:
-        words = outline_model(config.model).memory_in_words(config)
+        reference = keeps_reference(config.algorithm, config.evaluation)
+        words = outline_model(config.model).memory_in_words(config, reference)
     except SpotlightError:  # the check of the model gives the reason
         return
     if words:

@@ -7,8 +7,9 @@ from typing import cast
 
 import numpy as np
 
-from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
+from gpu_runtime.cluster.slots import refuse_standbys_with_gpus
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.loading import (
     device_of,
@@ -62,7 +63,7 @@ def check(config: RunConfig) -> list[str]:
     if not config.runtime.ray_address:
         refuse_gpus_of_local_processes(config.runtime, config.model)
         refuse_shared_gpus(config)
-        outline.check_machine(config)
+        outline.check_machine(config, keeps_reference(config.algorithm, config.evaluation))
     scorer = build_scorer(config.reward)
     warnings = [*inputs.warnings, *_check_degrees(config, outline)]
     for setting, prompts in inputs.by_setting:

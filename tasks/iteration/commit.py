@@ -12,8 +12,8 @@ from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.fleet.seed_search import SeedReview
 from gpu_runtime.learning.report import OffPolicyFigures
-from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
+from gpu_runtime.scheduling.scores import Score, judged, part_means
 from storage.evaluations.quality import mean_figures
 from storage.record.records import (
     JUDGE_USD,

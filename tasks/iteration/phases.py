@@ -8,8 +8,8 @@ from prefect.cache_policies import NO_CACHE
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.fleet.evaluation import Evaluation
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
+from gpu_runtime.scheduling.scores import Score
 from tasks.iteration.session import Session
 
 

@@ -9,8 +9,8 @@ from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.strategies.strategy import DECIDED, TrainingEvidence
 from gpu_runtime.fleet.seed_search import SeedReview
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
+from gpu_runtime.scheduling.scores import Score
 from storage.clock import now
 from storage.pictures import picture_file
 from storage.record.records import CandidateRecord, SampleImage

@@ -11,8 +11,8 @@ import pytest
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.fleet import rented_capacity
-from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms
 from gpu_runtime.runtime import Runtime
+from gpu_runtime.scheduling.capacity_decision import CapacityDecision, RentingTerms
 from storage.config.loading import load_config
 from tests.autoscaled_ray import autoscaled_ray
 

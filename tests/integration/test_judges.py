@@ -26,8 +26,8 @@ import spotlight
 from flows.judges import judges_beside
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.remote import RemoteScorer
+from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, ServerError
 from storage.prompts.files import PromptRecord

@@ -9,9 +9,9 @@ import pytest
 
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.groups.degree_choice import StepTimeTable
-from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.groups.sharing import MeasuredFleet
+from gpu_runtime.scheduling.degree_choice import StepTimeTable
+from gpu_runtime.scheduling.group_layout import GroupRegistry
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.worker.history import HistoryLog, names_of, new_life, read_history
 from storage.config.loading import load_config

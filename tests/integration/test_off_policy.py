@@ -9,9 +9,9 @@ import pytest
 
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.scores import Score
 from storage.errors import TrainingError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("even_plans")]

@@ -13,8 +13,8 @@ from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.fleet import rented_capacity
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
-from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms
 from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.scheduling.capacity_decision import CapacityDecision, RentingTerms
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.worker.history import read_history
 from storage.config.loading import load_config

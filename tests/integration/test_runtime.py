@@ -20,9 +20,9 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan, rollout_requests
 from gpu_runtime.fleet import scoring_pool
-from gpu_runtime.fleet.capacity_decision import LiveWindow
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import weights_digest
+from gpu_runtime.scheduling.capacity_decision import LiveWindow
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gpu_runtime.diffusion.samples import GeneratedSample
-from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.loading import load_model
+from gpu_runtime.scheduling.group_layout import GroupRegistry
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.worker.history import new_life
 from gpu_runtime.worker.protocol import Worker

@@ -19,13 +19,12 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
-from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.scheduling.group_layout import GroupRegistry, WorkerGroup
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore, StoreAddress
-from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history import HistoryLog, names_of, new_life, read_history

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.fleet.capacity_decision import IterationForecast, RentingTerms, decide_capacity
+from gpu_runtime.scheduling.capacity_decision import IterationForecast, RentingTerms, decide_capacity
 
 seconds = st.floats(0.1, 1e4)
 forecasts = st.builds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.groups.degree_choice import (
+from gpu_runtime.scheduling.degree_choice import (
     LEAST_GAIN,
     StepTimeTable,
     batch_ends_s,
@@ -13,7 +13,7 @@ from gpu_runtime.groups.degree_choice import (
     degree_to_try,
     name_of,
 )
-from gpu_runtime.groups.layout import Group, Layout
+from gpu_runtime.scheduling.group_layout import Group, Layout
 from gpu_runtime.scheduling.requests import UnderWay, WorkLeft
 from tests.examples import examples
 

@@ -37,7 +37,7 @@ from gpu_runtime.cluster.ray.ray_internals import (
     ray_processes,
     without_api_server,
 )
-from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
+from gpu_runtime.cluster.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
 from storage.errors import CapacityError, ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others

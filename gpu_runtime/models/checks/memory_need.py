@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import torch
 
-from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.models.families.pipeline_model import PipelineModel, dtype_on
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from storage.config.model import ModelConfig
@@ -65,13 +64,19 @@ class WorkNeed:
 
     @classmethod
     def of(
-        cls, transformer: torch.nn.Module, image_tokens: int, config: RunConfig, evaluated: int = 0
+        cls,
+        transformer: torch.nn.Module,
+        image_tokens: int,
+        config: RunConfig,
+        keeps_reference: bool,
+        evaluated: int = 0,
     ) -> WorkNeed:
         """Count the bytes of a run.
 
         Args:
             transformer: transformer in the precision that it computes in.
             image_tokens: image tokens of one sample; its text tokens are not counted.
+            keeps_reference: True if training needs the reference policy.
             evaluated: image tokens of a held-out sample, where there may be more.
         """
         adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
@@ -88,8 +93,7 @@ class WorkNeed:
         return cls(
             adapters_bytes=0 if trains_all else adapter_numbers(transformer, adaptation) * _FLOAT32,
             trains_all=trains_all,
-            keeps_reference=keeps_reference(config.algorithm, config.evaluation)
-            and (trains_all or config.model.reference == "adapter"),
+            keeps_reference=keeps_reference and (trains_all or config.model.reference == "adapter"),
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
             training_bytes=token * image_tokens * kept,
             generating_bytes=token * max(image_tokens, evaluated) * _KEPT * largest,

@@ -71,11 +71,12 @@ class PipelineOutline:
         for prompt in prompts:
             self.family.refuse_long(self._tokenizers, prompt, self._settings)
 
-    def check_machine(self, config: RunConfig | None = None) -> None:
+    def check_machine(self, config: RunConfig | None = None, keeps_reference: bool = False) -> None:
         """Refuse a model if this machine lacks an attention kernel, a compiler or memory for it.
 
         Args:
             config: settings of the run whose workers share this machine; None for one that only generates.
+            keeps_reference: True if training needs the reference policy.
 
         Raises:
             ConfigurationError: if so; with what is needed and what is available.
@@ -88,23 +89,25 @@ class PipelineOutline:
             settings = config.runtime
             models = settings.least_workers + settings.standby_workers
             trainers = settings.trainer_workers
-            work = self.work_of(config)
+            work = self.work_of(config, keeps_reference)
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
         refuse_too_large(need, self._device, models, trainers)
 
-    def memory_in_words(self, config: RunConfig) -> str:
+    def memory_in_words(self, config: RunConfig, keeps_reference: bool) -> str:
         """Return a text on the least memory that a run needs on a device."""
-        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, self.work_of(config))
+        work = self.work_of(config, keeps_reference)
+        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
         training, generating = need.training(config.runtime.trainer_workers), need.generating()
         return (
             f"a device that trains needs at least {sum(training.values()) / GIB:.1f} GiB, one that generates "
             f"{sum(generating.values()) / GIB:.1f}"
         )
 
-    def work_of(self, config: RunConfig) -> WorkNeed:
+    def work_of(self, config: RunConfig, keeps_reference: bool) -> WorkNeed:
         """Return the least memory that a run's training and generating need beside the weights."""
         evaluated = self.family.image_tokens(self.folder.config("vae"), config.evaluated_model)
-        return WorkNeed.of(self.transformer, self.sequence_lengths()[0], config, evaluated)
+        image_tokens, _ = self.sequence_lengths()
+        return WorkNeed.of(self.transformer, image_tokens, config, keeps_reference, evaluated)
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, from the configurations of its parts."""

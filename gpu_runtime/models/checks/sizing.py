@@ -78,8 +78,12 @@ class DeviceMemory:
         return low, sum(term.high for term in held) + max(term.high for term in turns)
 
 
-def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
-    """Count the memory of a run's devices; each holds all weights, as while it generates."""
+def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: bool) -> DeviceMemory:
+    """Count the memory of a run's devices; each holds all weights, as while it generates.
+
+    Args:
+        keeps_reference: True if training needs the reference policy.
+    """
     with torch.device("meta"):
         transformer = getattr(diffusers, model.transformer_class)(**model.transformer)
     torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own warns, and keeps nothing in float32 here
@@ -90,7 +94,7 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
     least, most = _DECODED_CLIP if model.frames else _DECODED
     least, most = least * min(at_once, settings.clip_frames), most * at_once
     pixels = _FLOAT32 * math.prod(settings.size)
-    work = WorkNeed.of(transformer, image_tokens, config)
+    work = WorkNeed.of(transformer, image_tokens, config, keeps_reference)
     work = replace(work, adapters_bytes=trained_experts(settings, model.experts) * work.adapters_bytes)
     weights = model.experts * _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
     trained = weights if work.trains_all else work.adapters_bytes
@@ -141,7 +145,8 @@ def _training(
     image_tokens, text_tokens = model.tokens(config.model)
     adaptation = config.adaptation.model_copy(update={"gradient_checkpointing": checkpointing})
     chosen = config.model_copy(update={"adaptation": adaptation})
-    low = passes * WorkNeed.of(transformer, image_tokens, chosen).training_bytes
+    batch = WorkNeed.of(transformer, image_tokens, chosen, keeps_reference=False)  # which is no activation
+    low = passes * batch.training_bytes
     each = config.sampling.batch_size * (image_tokens + text_tokens) * sizes.width
     inputs = 0 if adaptation.mode == "full" else (9 if adaptation.adapts_feed_forward else 4)
     block = (_KEPT_BYTES + _FLOAT32 * inputs) * each

@@ -228,10 +228,10 @@ class EmbeddedModel:
         for prompt in prompts:
             text_encoder.fitting_tokens(prompt, self.settings.text_length)
 
-    def check_machine(self, config: RunConfig | None = None) -> None:
+    def check_machine(self, config: RunConfig | None = None, keeps_reference: bool = False) -> None:
         """Accept every machine: the model has a few million parameters and a kernel that all CPUs have."""
 
-    def memory_in_words(self, config: RunConfig) -> str:
+    def memory_in_words(self, config: RunConfig, keeps_reference: bool) -> str:
         """Return an empty text: it needs little memory."""
         return ""
 

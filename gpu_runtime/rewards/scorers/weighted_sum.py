@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpu_runtime.rewards.guard import judges_frames, score_each
-from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, SupportsTo, Term
+from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, SupportsTo
+from gpu_runtime.scheduling.scores import Term
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 

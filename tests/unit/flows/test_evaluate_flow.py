@@ -17,8 +17,8 @@ from flows.cli.looking import evaluation_facts, show_evaluation, show_evaluation
 from flows.start import evaluated_configuration
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.fleet.evaluation import Evaluation
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import RunNotFoundError, StorageError
 from storage.evaluations.separate import EvaluationStore

@@ -17,7 +17,7 @@ import flows.progress
 from flows.post_train import _finish, _note_troubles
 from flows.process.lost_cluster import names_what_ended
 from flows.progress import Reporter
-from gpu_runtime.fleet.slots import FailedStart
+from gpu_runtime.cluster.slots import FailedStart
 from storage import clock
 from storage.errors import ClusterLostError, RewardError, RuntimeFailure, StorageError
 from storage.record.records import Collected, DeviceEvent

@@ -18,8 +18,8 @@ from benchmarks.cost.bare_loop import run as bare_loop
 from examples import algorithm, own_reward, own_strategy, run_curves
 from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.learning.weights import weights_digest
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
+from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError

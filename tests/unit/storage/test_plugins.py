@@ -38,7 +38,7 @@ from storage.prompts.files import PromptRecord
 DROPPED = " (a.options={} drops what a preset says there)"
 
 SCORER = """
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.rewards.registry import ScorerPlugin
 from storage.config.plugins import ModelName
 from storage.config.section import Section

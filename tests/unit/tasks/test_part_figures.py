@@ -11,8 +11,8 @@ import pytest
 
 import tasks.iteration.commit
 from gpu_runtime.fleet.evaluation import Evaluation
-from gpu_runtime.rewards.protocol import Score, part_figures
 from gpu_runtime.scheduling.requests import WeightsVersion, evaluation_request
+from gpu_runtime.scheduling.scores import Score, part_figures
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.prompts.files import PromptRecord

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gpu_runtime.models import loading
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.models.embedded.model import EmbeddedModel
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO, MOST_DEGREE

@@ -18,9 +18,9 @@ from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask,
 from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.history import read_history
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script

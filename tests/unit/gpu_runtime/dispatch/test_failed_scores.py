@@ -19,9 +19,9 @@ from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.fleet.seed_search import SeedReview
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.report import TrainingReport
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from gpu_runtime.scheduling.pull_scheduler import Counters
+from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RewardError

@@ -18,8 +18,8 @@ from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.fidelity import preview_step
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.scores import Score
 from storage.config.runtime import RuntimeConfig
 from tests.fake_drafters import (
     STEPS,

@@ -26,8 +26,8 @@ from gpu_runtime.fleet.seed_search import SeedSearch
 from gpu_runtime.learning.advantages import check_versions, training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import OffPolicyFigures
-from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.scores import Score, Term
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TrainingError

@@ -12,8 +12,8 @@ from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.fleet.seed_search import SeedSearch
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord
 

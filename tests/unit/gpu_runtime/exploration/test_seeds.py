@@ -15,8 +15,8 @@ from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration, seed_figures
 from gpu_runtime.fleet.seed_search import SeedReview
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
+from gpu_runtime.scheduling.scores import Score
 from storage.prompts.files import PromptRecord
 from storage.record.records import SampleImage
 from tasks.iteration.seeds import candidate_records, sample_images

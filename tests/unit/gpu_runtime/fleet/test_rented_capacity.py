@@ -16,18 +16,18 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet import fleet, rented_capacity, scoring_pool, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
-from gpu_runtime.fleet.capacity_decision import (
+from gpu_runtime.fleet.fleet import Fleet
+from gpu_runtime.fleet.rented_capacity import RentedCapacity
+from gpu_runtime.fleet.scoring_pool import ScoringPool
+from gpu_runtime.scheduling.capacity_decision import (
     CapacityDecision,
     IterationForecast,
     RentingTerms,
     TrainingTime,
     decide_capacity,
 )
-from gpu_runtime.fleet.fleet import Fleet
-from gpu_runtime.fleet.rented_capacity import RentedCapacity
-from gpu_runtime.fleet.scoring_pool import ScoringPool
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.protocol import Worker
 from storage.errors import RuntimeFailure, WorkerLostError
 from tasks.iteration.session import close_runtime

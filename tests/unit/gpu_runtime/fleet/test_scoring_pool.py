@@ -15,8 +15,8 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.scoring_pool import ScoringPool
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster

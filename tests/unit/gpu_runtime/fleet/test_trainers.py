@@ -22,8 +22,8 @@ from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.gradient_shards import ShardSum
 from gpu_runtime.learning.objectives.protocol import BatchTerms
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, TrainingError, WorkerLostError
 from tests.tiny_run import tiny_config

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_runtime.cluster.slots import free_slots, worker_counts
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet import provisioner
 from gpu_runtime.fleet.fleet import Fleet
-from gpu_runtime.fleet.slots import free_slots, worker_counts
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.config.loading import list_presets, load_config
 from storage.config.run_config import RunConfig

@@ -13,10 +13,10 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups import grouped_fleet
-from gpu_runtime.groups.degree_choice import StepTimeTable
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
-from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.groups.sharing import MeasuredFleet
+from gpu_runtime.scheduling.degree_choice import StepTimeTable
+from gpu_runtime.scheduling.group_layout import GroupRegistry
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.history import HistoryLog, new_life, read_history

@@ -76,7 +76,7 @@ def test_a_larger_size_needs_more_memory_to_generate_and_none_to_train(saved: Sa
     folder = saved("flux")
     small, both = family_config("flux", folder), family_config("flux", folder, evaluation={"size": TWICE})
     outline: Any = outline_model(small.model)
-    alone, found = outline.work_of(small), outline.work_of(both)
+    alone, found = (outline.work_of(config, keeps_reference=False) for config in (small, both))
     assert found.generating_bytes == 4 * alone.generating_bytes
     assert replace(found, generating_bytes=0) == replace(alone, generating_bytes=0)
     odd = family_config("flux", folder, evaluation={"size": f"{SIDE}x{SIDE + 1}"})

@@ -92,7 +92,7 @@ def counted_range(preset: str, frames: int) -> tuple[float, float]:
     config = load_config(preset, [f"model.frames={4 * (frames - 1) + 1}"], {})
     model = published_model(config.model)
     assert model is not None
-    terms = device_memory(config, model).in_turn
+    terms = device_memory(config, model, keeps_reference=False).in_turn
     return next((term.low, term.high) for term in terms if term.name == "decoding an image")
 
 

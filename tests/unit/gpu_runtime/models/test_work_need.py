@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, adapter_numbers
 from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
 from gpu_runtime.models.loading import load_model, outline_model
@@ -41,7 +42,8 @@ class Transformer(torch.nn.Module):
 
 
 def need_of(**sections: dict[str, Any]) -> WorkNeed:
-    return WorkNeed.of(Transformer(), TOKENS, tiny_config(**sections))
+    config = tiny_config(**sections)
+    return WorkNeed.of(Transformer(), TOKENS, config, keeps_reference(config.algorithm, config.evaluation))
 
 
 def test_adapters_are_counted_by_the_layers_that_get_one():
@@ -98,7 +100,7 @@ def test_no_family_keeps_less_than_is_counted(saved: Saved, family: str, mode: s
     config = family_config(family, saved(family), adaptation={"mode": mode}, **once)
     outline = outline_model(config.model)
     assert isinstance(outline, PipelineOutline)
-    counted = outline.work_of(config)
+    counted = outline.work_of(config, keeps_reference=False)
     assert config.sampling.batch_size == 4 and counted.generating_bytes > 0
     model = load_model(config.model)
     policy = Policy(model, config.adaptation, seed=0, keeps_reference=False)

@@ -22,11 +22,12 @@ from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample, Traje
 from gpu_runtime.quality.meter import measured
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions, VlmOptions
-from gpu_runtime.rewards.protocol import Score, Scorer, Term
+from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.scorers.remote import RemoteScorer
 from gpu_runtime.rewards.scorers.vlm import VlmScorer
 from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
+from gpu_runtime.scheduling.scores import Score, Term
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig

@@ -12,10 +12,11 @@ import pytest
 from gpu_runtime.embedded_tasks.edits import TAGS, Edit, EditsTask, edit_of
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, COLOURS, SIZE, patch
 from gpu_runtime.rewards.edit_rules import TOLERANCE, edited_region, judge_edit
-from gpu_runtime.rewards.protocol import Score, Scorer
+from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import SCORERS
 from gpu_runtime.rewards.scorers.shapes import EditsScorer, detect
 from gpu_runtime.rewards.scorers.templates import TemplatesScorer
+from gpu_runtime.scheduling.scores import Score
 from storage.errors import PromptFileError, RewardError
 from storage.prompts.files import PromptRecord, load_prompts
 from storage.prompts.sources import as_data_uri, read_source

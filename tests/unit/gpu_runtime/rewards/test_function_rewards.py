@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from flows.cli.command_line import app
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer, read_scorer_options
+from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError

@@ -11,8 +11,8 @@ import pytest
 
 from gpu_runtime.prompt_sets.geneval import CLASSES, COLOURS, OPPOSITE, Row, official_rows
 from gpu_runtime.rewards.geneval_rules import Detection
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.geneval import GenEvalScorer, most_confident
+from gpu_runtime.scheduling.scores import Score
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 

@@ -10,9 +10,10 @@ import pytest
 
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import Score, Scorer
+from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.scores import Score
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
 from storage.prompts.files import PromptRecord

@@ -8,9 +8,9 @@ import pytest
 from gpu_runtime.embedded_tasks.moving_shapes import FRAMES, SIDE, MovingShapesTask, motion_of
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, SIZE, patch
 from gpu_runtime.rewards.motion_rules import judge_motion
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.shapes import MovingShapesScorer, detect
 from gpu_runtime.rewards.scorers.templates import find_shapes
+from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, PromptFileError, RewardError
 from storage.prompts.files import PromptRecord

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpu_runtime.learning.advantages import normalised_sum, training_samples
-from gpu_runtime.rewards.protocol import Score, Term
+from gpu_runtime.scheduling.scores import Score, Term
 from storage.config.run_config import RunConfig
 from tests.tiny_run import TinyRun, request, tiny_config
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from gpu_runtime.rewards.guard import refuse_total_failure, score_each
-from gpu_runtime.rewards.protocol import Score, Scorer
+from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord

@@ -10,9 +10,10 @@ from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.selection import max_variance_subset
 from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, Term, part_means
+from gpu_runtime.rewards.protocol import BatchScorer, SupportsTo
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
+from gpu_runtime.scheduling.scores import Score, Term, part_means
 from storage.config.loading import differences, load_config
 from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, PromptFileError, RewardError

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpu_runtime.embedded_tasks.registry import TASKS
-from gpu_runtime.rewards.protocol import Score, part_figures
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, read_scorer_options
 from gpu_runtime.rewards.scorers.templates import TemplatesScorer, check_prompt, find_shapes, read_glyphs
+from gpu_runtime.scheduling.scores import Score, part_figures
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig, RunConfig

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_runtime.cluster.slots import refuse_standbys_with_gpus
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet.fleet import Fleet
-from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.history import HistoryLog, new_life
 from gpu_runtime.worker.protocol import HostUsage

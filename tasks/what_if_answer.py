@@ -1,23 +1,162 @@
-"""An answer of `spotlight what-if` in words: where spot devices and exploration pay."""
+"""An answer of `spotlight what-if`, as JSON and in words: where spot devices and exploration pay."""
 
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
-from gpu_runtime.simulator.comparison.policies import SPOTLIGHT
-from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, arm_of, break_even_of, discount_of
-from gpu_runtime.simulator.comparison.what_if import Comparison, better_but_simulated, undisturbed
+from gpu_runtime.simulator.comparison.policies import LENDING, SPOTLIGHT
+from gpu_runtime.simulator.comparison.to_score import (
+    ExplorationWorth,
+    Milestone,
+    arm_of,
+    break_even_of,
+    discount_of,
+    exploration_worth,
+    milestones_of,
+)
+from gpu_runtime.simulator.comparison.what_if import (
+    Comparison,
+    PolicyAnswer,
+    better_but_simulated,
+    undisturbed,
+)
+from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from tasks.market_question import prices_in_words
-
-if TYPE_CHECKING:  # it imports this module
-    from tasks.what_if import Goal, PolicyAnswer, WhatIf
+from tasks.market_question import prices_in_words, serving_in_words
 
 _WORTH_SAYING = 0.95
 """The share of a run's time and dollars up to which another way is worth a sentence."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The question and the answers, one per policy.
+
+    Attributes:
+        market: arrivals and losses of spot instances, in words.
+        curves: learning curves (iterations that a score takes); None if unknown.
+    """
+
+    answers: Sequence[PolicyAnswer]
+    asked: Comparison
+    market: str
+    curves: LearningCurves | None = None
+
+    @property
+    def model(self) -> str:
+        """Name of the model, as profiles name it."""
+        return self.asked.config.model.key
+
+    @property
+    def evidence(self) -> str:
+        """`counted` if times were counted from operations and bytes, else `modelled`: all is simulated."""
+        return "counted" if self.asked.profile.is_counted else "modelled"
+
+    @property
+    def sharing(self) -> dict[str, int | str]:
+        """The devices that share samples, and those of an instance; empty if all work alone."""
+        degrees = self.asked.config.sequence_parallel.by_kind
+        if set(degrees.values()) == {1}:
+            return {}
+        each = self.asked.offer.instance_devices or "all"
+        return {kind: degree or "auto" for kind, degree in degrees.items()} | {"instance_devices": each}
+
+    @property
+    def serving(self) -> str:
+        """The load of the serving fleet, in words; empty if no policy has its devices."""
+        lends = any(answer.policy.name == LENDING for answer in self.answers)
+        return serving_in_words(self.asked.offer.serving) if lends else ""
+
+    def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
+        """Return a policy's cost up to 25, 50, 75 and 100 % of the baseline's progress, where known."""
+        return [] if self.curves is None else milestones_of(answer, self.curves)
+
+    @property
+    def best(self) -> PolicyAnswer | None:
+        """The policy to take; None if no live run can follow any of those compared."""
+        return next((answer for answer in self.answers if answer.best), None)
+
+    @property
+    def exploration(self) -> ExplorationWorth | None:
+        """The worth of exploration: where it pays; None if not compared."""
+        return exploration_worth(self.answers, self.curves, self.asked.offer.reserved_usd_per_hour)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answers as JSON values, all of them modelled."""
+        asked, other = self.asked, other_learner(self.curves, self.model)
+        config, offer, profile = asked.config, asked.offer, asked.profile
+        even, worth = break_even_of(self.answers), self.exploration
+        return {
+            "modelled": True,
+            "evidence": self.evidence,
+            "answer": headline(self),
+            "counted": profile.counted_ranges(config.sampling.batch_size),
+            "counted_in_words": counted_in_words(self),
+            "policies": [
+                {
+                    **answer.to_json(),
+                    "evidence": self.evidence,
+                    "milestones": [
+                        each.to_json() | {"other_learner": other} for each in self.milestones(answer)
+                    ],
+                }
+                for answer in self.answers
+            ],
+            "break_even_discount": even and even.to_json(),
+            "exploration": worth and worth.to_json(),
+            "conclusions": conclusions(self),
+            "basis": basis(self),
+            "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
+            "other_learner": other,
+            "curves_in_words": curves_in_words(self.curves, self.model),
+            "iterations": config.iterations,
+            "futures": asked.futures,
+            "market": self.market,
+            "prices": prices_in_words(offer),
+            "reserved": offer.reserved,
+            "spot": offer.spot,
+            "trainers": offer.trainers,
+            "reserved_usd_per_hour": offer.reserved_usd_per_hour,
+            "spot_usd_per_hour": offer.spot_usd_per_hour,
+            "profile": profile.model_dump(mode="json"),
+            **({"sharing": self.sharing} if self.sharing else {}),
+            **({"serving": self.serving} if self.serving else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The spot devices with which a run ends in so many hours.
+
+    Attributes:
+        tried: number of spot devices, and the answer of a run with them, rising.
+        prices: hourly cost of devices, in words.
+    """
+
+    hours: float
+    tried: Sequence[tuple[int, PolicyAnswer]]
+    prices: str
+
+    @property
+    def found(self) -> tuple[int, PolicyAnswer] | None:
+        """The fewest devices tried with which the median ends in time; None where none does."""
+        return next((pair for pair in self.tried if hours_of(pair[1]) <= self.hours), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        tried = [{"spot": spot, **answer.to_json()} for spot, answer in self.tried]
+        found = self.found and self.found[0]
+        return {"hours": self.hours, "spot": found, "tried": tried, "prices": self.prices}
+
+
+def hours_of(answer: PolicyAnswer) -> float:
+    """Return the median of a run's hours."""
+    return answer.figures["wall_s"].median / 3600
 
 
 def headline(result: WhatIf) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.groups.layout import Group, Layout, plan_layout, rate_of
+from gpu_runtime.scheduling.group_layout import Group, Layout, plan_layout, rate_of
 from tests.examples import examples
 
 Worth = tuple[int, int, int, int]

@@ -1,4 +1,4 @@
-"""The slots of a fleet, and the pause before an unfillable one is tried again."""
+"""The slots for workers on a cluster's devices, and the pause before an unfillable one is tried again."""
 
 from __future__ import annotations
 

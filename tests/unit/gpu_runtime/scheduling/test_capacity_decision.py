@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_runtime.fleet.capacity_decision import (
+from gpu_runtime.scheduling.capacity_decision import (
     IterationForecast,
     LiveWindow,
     MeasuredTimes,

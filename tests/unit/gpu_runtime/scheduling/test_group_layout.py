@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first, plan_layout
+from gpu_runtime.scheduling.group_layout import Group, GroupRegistry, Layout, large_first, plan_layout
 from storage.errors import ConfigurationError, SchedulingError
 
 STEP_S = {1: 1.0, 2: 0.55, 4: 0.3}

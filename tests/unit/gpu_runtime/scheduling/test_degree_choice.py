@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_runtime.groups.degree_choice import (
+from gpu_runtime.scheduling.degree_choice import (
     KEPT,
     REGROUP_GUESS_S,
     StepTimeTable,
@@ -16,7 +16,7 @@ from gpu_runtime.groups.degree_choice import (
     degree_to_try,
     request_class,
 )
-from gpu_runtime.groups.layout import Group
+from gpu_runtime.scheduling.group_layout import Group
 from gpu_runtime.scheduling.requests import UnderWay, WorkLeft
 
 FOUR = {name: "a" for name in ("a0", "a1", "a2", "a3")}

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
-from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
+from gpu_runtime.scheduling.group_layout import Group, Layout, large_first, plan_layout
 from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.requests import WorkLeft
 

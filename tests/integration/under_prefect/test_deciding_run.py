@@ -80,7 +80,7 @@ def test_a_run_records_what_it_decides_and_why(home, finished):
         "they are made at once where drafting is decided, and used where they are under way when it ends"
     )
     explored, checked, ended = messages(home, "decided")
-    assert explored.startswith("iteration 1: off_policy from here on: signal per second")
+    assert explored.startswith("iteration 1: still off_policy from here on: signal per second")
     assert checked.startswith("iteration 2: still off_policy from here on: signal per second")
     assert ended.startswith("iteration 5: plain from here on: signal per second")
 

@@ -19,6 +19,7 @@ import storage.readers.telling_readers as telling
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE
+from storage.readers.follower import Follower
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
@@ -154,6 +155,32 @@ def test_a_webhook_that_refuses_connections_gets_the_end_with_the_next_run(
     assert followed(store, "later", begin(store, "later", os.getpid(), to=["webhook"])) == []
     hook.close()
     assert [text.split()[2] for text in hook.told] == ["later", "r"]
+
+
+def test_a_run_that_is_cancelled_before_its_first_commit_is_told_by_the_next_one(store: RunStore, hook: Hook):
+    own = Followed(store, "r", begin(store, "r", os.getpid(), to=["webhook"]))
+    store.add_event("r", "hacking", "an alarm before any commit")
+    store.set_status("r", "cancelled")
+    own.readers.finish("cancelled")
+    time.sleep(0.2)  # a thread that waited for no commit would have sent it
+    assert hook.told == []
+    assert followed(store, "later", begin(store, "later", os.getpid(), to=["webhook"])) == []
+    assert [text.split()[2] for text in hook.told] == ["later", "r:", "r"]
+
+
+def test_between_commits_a_reader_looks_at_nothing(
+    store: RunStore, hook: Hook, monkeypatch: pytest.MonkeyPatch
+):
+    looks, look = [], Follower.catch_up
+    monkeypatch.setattr(Follower, "catch_up", lambda *given: (looks.append(given), look(*given)))
+    own = Followed(store, "r", begin(store, "r", os.getpid(), to=["webhook"]))
+    for number in (1, 2):
+        commit(store, "r", number)
+        own.readers.wake()
+        wait_until("it has looked", lambda number=number: len(looks) >= number)
+        time.sleep(0.2)
+        assert len(looks) == number
+    own.readers.finish("finished")
 
 
 def test_a_webhook_that_does_not_exist_is_left_out(store: RunStore, hook: Hook):

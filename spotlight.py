@@ -137,7 +137,7 @@ class Run:
     @property
     def ledger(self) -> pd.DataFrame:
         """The paid time: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
-        from storage.ledger.ledger import read_ledger
+        from storage.record.ledger import read_ledger
         from ui.data.devices import bill_entries
 
         with self._store.reading(self.run_id) as connection:

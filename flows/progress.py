@@ -13,7 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from flows import terminal
-from storage.ledger.modelled import MODELLED
+from storage.environment import MODELLED
 from storage.record.records import EvaluationRecord, IterationRecord
 from storage.record.results import too_short
 

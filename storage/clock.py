@@ -159,6 +159,16 @@ def process_is_alive(pid: int, noted_s: float | None) -> bool:
         return True
 
 
+def may_be_alive(host: str, pid: int, noted_s: float | None) -> bool:
+    """Return True if the recorded process still runs here, or is on another machine, unseen from here.
+
+    Args:
+        host: name of its machine.
+        noted_s: its start, in seconds since the machine's boot, as it was recorded.
+    """
+    return host != socket.gethostname() or process_is_alive(pid, noted_s)
+
+
 def process_age_s() -> float:
     """Return the age of this process in seconds."""
     if hasattr(time, "CLOCK_BOOTTIME"):

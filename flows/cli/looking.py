@@ -24,11 +24,10 @@ from storage.config.errors import ALIASES
 from storage.config.loading import list_presets
 from storage.config.run_config import RunConfig
 from storage.config.settings_table import SettingEntry, list_settings, settings_page
-from storage.environment import PRESET
+from storage.environment import MODELLED, PRESET, is_modelled
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
-from storage.ledger.modelled import MODELLED, is_modelled
 from storage.new_folder import writable_file
 from storage.record.results import results_so_far
 from storage.record.run_notes import NoteStore

@@ -12,7 +12,7 @@ import httpx
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.run_store import RunRow, RunStore, run_is_alive
+from storage.record.run_store import RunRow, RunStore
 
 if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
@@ -91,7 +91,7 @@ def _ended_runs(home: Home) -> Mapping[str, RunRow]:
         row.run_id: row
         for row in store.runs()
         if row.status != "running"
-        and (not run_is_alive(row) or (row.host != here and row.status == "interrupted"))
+        and (not row.may_be_alive or (row.host != here and row.status == "interrupted"))
     }
 
 

@@ -2,7 +2,7 @@
 
 Each device is in exactly one state (`Timeline`); the intervals of a device follow each other without a gap,
 so their lengths sum to its paid time. That time is also measured separately (`PaidMeter`), on another clock,
-so that the ledger's comparison of the two is a real check (`storage/ledger/ledger.py`).
+so that the ledger's comparison of the two is a real check (`storage/record/ledger.py`).
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
 from gpu_runtime.simulator.devices import SimulatedDevice
@@ -17,9 +18,6 @@ from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
 from storage.errors import ConfigurationError
 from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
-
-if TYPE_CHECKING:  # which imports this module
-    from gpu_runtime.simulator.generation import GenerationPhase
 
 FleetDecision = Literal["cheapest", "astraflow"]
 
@@ -95,6 +93,26 @@ class FleetPlan:
         return replace(self, reserved_prices=reserved, spot_prices=spot)
 
 
+class PhaseUnderWay(ABC):
+    """The current phase, which the fleet tells about its devices."""
+
+    @abstractmethod
+    def take_in(self, device: SimulatedDevice) -> None:
+        """Give a device that has joined its first work."""
+
+    @abstractmethod
+    def on_notice(self, device: SimulatedDevice) -> None:
+        """Give the device nothing more: its instance has a preemption notice."""
+
+    @abstractmethod
+    def on_gone(self, device: SimulatedDevice) -> None:
+        """Halt a device whose instance was lost; the run does not know yet."""
+
+    @abstractmethod
+    def on_lost(self, device: SimulatedDevice) -> None:
+        """Lease a lost device's work again, as the run now knows."""
+
+
 class SimulatedFleet:
     """Devices and their states on the timeline, booked as the fleet of a live run books them.
 
@@ -126,8 +144,7 @@ class SimulatedFleet:
         """All of these, plus arrivals, devices given back, and losses that became known."""
         self.events: list[DeviceEvent] = []
         """Events of spot devices, in ticks."""
-        self.phase: GenerationPhase | None = None
-        """Current phase, told when a device joins, is under notice, stops or is known to be lost."""
+        self.phase: PhaseUnderWay | None = None
         self._loop = loop
         self._plan = plan
         self._start: dict[Market, int] = {

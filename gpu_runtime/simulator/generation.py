@@ -16,7 +16,7 @@ from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 from gpu_runtime.simulator.devices import BatchTimes, Flight, Holder, SimulatedDevice
-from gpu_runtime.simulator.fleet import SimulatedFleet
+from gpu_runtime.simulator.fleet import PhaseUnderWay, SimulatedFleet
 from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
@@ -47,7 +47,7 @@ class PhaseSetup(NamedTuple):
     first: int
 
 
-class GenerationPhase:
+class GenerationPhase(PhaseUnderWay):
     """Devices take a phase's weights, pull and deliver batches; others join; lost ones resume elsewhere."""
 
     def __init__(self, setup: PhaseSetup) -> None:

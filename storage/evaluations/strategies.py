@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from storage.config.exploration import ExplorationConfig
+from storage.environment import MODELLED, is_modelled
 from storage.evaluations.figures import over_seeds, tagged_estimates
-from storage.ledger.modelled import MODELLED, is_modelled
 from storage.record.queries.comparisons import without_seed
 from storage.record.reading import RecordConnection
 from storage.record.results import too_short

@@ -22,9 +22,9 @@ from html import escape
 from urllib.parse import urlsplit
 
 from storage.clock import now
+from storage.environment import MODELLED
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.ledger.modelled import MODELLED
 from storage.readers.figures import EVALUATION, figure_name
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus

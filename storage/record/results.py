@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from storage.environment import PURPOSE, gives_verdict
-from storage.ledger.ledger import read_ledger
-from storage.ledger.modelled import is_modelled
+from storage.environment import PURPOSE, gives_verdict, is_modelled
+from storage.record.ledger import read_ledger
 from storage.record.reading import RecordConnection
 from storage.record.run_store import RunStore
 

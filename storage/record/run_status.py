@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from storage.clock import now, process_is_alive, process_start_s
+from storage.clock import may_be_alive, now, process_is_alive, process_start_s
 from storage.home import Home
 from storage.record.run_folder import EVENTS_FILE, RunFolder
 
@@ -200,17 +199,10 @@ class RecordedStatus(NamedTuple):
     process_started_at: float | None
 
 
-def run_is_alive(row: RunRow | RecordedStatus) -> bool:
-    """Return True if the run's own process still runs here, or is on another machine, unseen from here."""
-    if row.host != socket.gethostname():
-        return True
-    return process_is_alive(row.pid, row.process_started_at)
-
-
 def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
     """Return the recorded status, but `interrupted` if the process is gone, or `starting`."""
     started_at = activity.phases.get(START)
-    if row.status == "running" and run_is_alive(row):
+    if row.status == "running" and may_be_alive(row.host, row.pid, row.process_started_at):
         return "running" if started_at is None else "starting"
     if started_at is not None and activity.is_alive and started_at > (row.ended_at or 0.0):
         return "starting"  # it is being resumed by a process that has not recorded itself yet

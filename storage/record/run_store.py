@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import psutil
 
-from storage.clock import now, process_start_s
+from storage.clock import may_be_alive, now, process_start_s
 from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
 from storage.environment import SIMULATED
@@ -24,7 +24,6 @@ from storage.record.catalogue import refresh_catalogue
 from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
 from storage.record.run_folder import COMPACTED_AT, EVENTS_FILE, RUN_FILE, RunFolder
-from storage.record.run_status import run_is_alive
 from storage.record.tables import evaluation_rows, iteration_rows
 
 
@@ -58,6 +57,11 @@ class RunRow:
     def config(self) -> RunConfig:
         """The run's configuration; a ConfigurationError if the settings are of another version."""
         return stored_config(self.settings, f"run {self.run_id}", "use the commit in its environment")
+
+    @property
+    def may_be_alive(self) -> bool:
+        """True if the run's own process still runs here, or is on another machine, unseen from here."""
+        return may_be_alive(self.host, self.pid, self.process_started_at)
 
 
 _logger = logging.getLogger(__name__)
@@ -221,7 +225,7 @@ class RunStore:
 
     def reconcile(self, reason: str = "") -> list[str]:
         """Mark as `interrupted` the runs of this machine whose process is gone; return their identifiers."""
-        gone = [row for row in self.runs() if row.status == "running" and not run_is_alive(row)]
+        gone = [row for row in self.runs() if row.status == "running" and not row.may_be_alive]
         marked: list[str] = []
         for row in gone:
             ended = f"its process {row.pid} ended without a word"
@@ -309,7 +313,7 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
             f"`spotlight resume {row.run_id} --iterations N`"
         )
     host = socket.gethostname()
-    if row.status != "running" or (row.host == host and row.pid == pid and run_is_alive(row)):
+    if row.status != "running" or (row.host == host and row.pid == pid and row.may_be_alive):
         return
     message = (
         f"run {row.run_id!r} is going on in process {row.pid} of {row.host}; wait for it or end that process "

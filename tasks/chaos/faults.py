@@ -24,8 +24,8 @@ from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL, RuntimeConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
+from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.people.attack import Target, attack, attack_dashboard
 from storage.evaluations.reproductions import reference_of
 from storage.home import Home
-from storage.ledger.ledger import read_ledger
+from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tasks.comparison import compare
 from tests.listening import beyond_this_machine, kinds_of_ray, listening

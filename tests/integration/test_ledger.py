@@ -8,7 +8,7 @@ import os
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.ledger.ledger import (
+from storage.record.ledger import (
     Ledger,
     Spent,
     StandbyAccount,

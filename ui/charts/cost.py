@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from storage.ledger.ledger import Ledger
+from storage.record.ledger import Ledger
 from ui.charts.layout import add_line, as_bill, dollars, laid_out
 from ui.data.devices import bill_entries
 from ui.data.run import RunView

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 import plotly.graph_objects as go
 
-from storage.ledger.modelled import MODELLED
+from storage.environment import MODELLED
 from ui.elements.formatting import time_unit
 from ui.elements.palette import REFERENCE_COLOUR
 

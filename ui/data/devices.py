@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from storage.ledger.ledger import Ledger, read_ledger
+from storage.record.ledger import Ledger, read_ledger
 from storage.record.queries import devices as device_queries
 from storage.record.queries import runs as run_queries
 from storage.record.reading import RecordConnection

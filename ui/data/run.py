@@ -19,10 +19,10 @@ import streamlit as st
 
 from storage import environment
 from storage.config.loading import differences
+from storage.environment import is_modelled
 from storage.errors import ConfigurationError
 from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
-from storage.ledger.modelled import is_modelled
 from storage.record.queries import runs as queries
 from storage.record.queries.images import paired_figures
 from storage.record.run_notes import NoteStore, RunNotes

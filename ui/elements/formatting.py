@@ -7,7 +7,7 @@ import math
 import re
 import time
 
-from storage.ledger.modelled import MODELLED
+from storage.environment import MODELLED
 
 _ENDINGS = {
     "TerminationSignal": "it was told to end, by Cancel in Prefect's UI or by SIGTERM",

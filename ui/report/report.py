@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from storage.environment import MODELLED
 from storage.errors import ConfigurationError
 from storage.home import dashboard_page
-from storage.ledger.modelled import MODELLED
 from storage.record.queries.images import images_before_after
 from storage.record.reading import RecordConnection
 from storage.record.run_notes import NoteStore

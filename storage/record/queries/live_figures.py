@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from storage.ledger.ledger import judge_usd
+from storage.record.ledger import judge_usd
 from storage.record.reading import RecordConnection
 
 

@@ -15,8 +15,8 @@ from gpu_runtime.exploration.measured_iterations import IterationTimes
 from storage.config.loading import load_config
 from storage.environment import DECISIONS
 from storage.errors import ConfigurationError
-from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
+from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tasks.chaos.faults import digests
 from tests.whole_runs import cut_off, events, last_checkpoint, metrics, rows

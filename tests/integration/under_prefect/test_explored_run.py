@@ -9,8 +9,8 @@ import pytest
 import tasks.iteration.session
 from flows.post_train import post_train
 from storage.config.loading import load_config
-from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
+from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
 from tests.whole_runs import cut_off, events, last_checkpoint, metrics, rows

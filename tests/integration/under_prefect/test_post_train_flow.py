@@ -18,7 +18,7 @@ from gpu_runtime.worker.history import read_history
 from storage.clock import process_clock
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
-from storage.ledger.ledger import read_ledger
+from storage.record.ledger import read_ledger
 from storage.record.results import held_out_curve, held_out_scores, run_result
 from storage.record.run_store import RunStore
 from tests.read_runs import mlflow_points, recorded_points

@@ -19,7 +19,7 @@ from flows import start
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunCancelledError, RunNotFoundError
 from storage.home import Home
-from storage.ledger.ledger import read_ledger
+from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tests.documents import python_of
 from tests.sample_run import write_sample_run

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from storage import environment
-from storage.ledger.ledger import Entry, Ledger, Spent
-from storage.ledger.modelled import is_modelled
+from storage.environment import is_modelled
+from storage.record.ledger import Entry, Ledger, Spent
 from ui.charts.cost import market_bars, on_demand_cost
 from ui.data.devices import bill_entries
 from ui.pages.convergence.charts import mean_over_seeds

@@ -11,7 +11,7 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.environment import DECISIONS
 from storage.evaluations.quality import quality_verdict
-from storage.ledger.ledger import Entry, Ledger, Loss, Spent, UnjoinedDevice, WorkerAccount
+from storage.record.ledger import Entry, Ledger, Loss, Spent, UnjoinedDevice, WorkerAccount
 from storage.record.run_store import RunRow
 from tasks.inputs import plugin_facts
 from ui.data.images import QualityView

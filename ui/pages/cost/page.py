@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from storage.ledger.ledger import Ledger, Spent, read_ledger
+from storage.record.ledger import Ledger, Spent, read_ledger
 from ui.charts import cost
 from ui.data.devices import bill_entries
 from ui.data.run import RunView, load

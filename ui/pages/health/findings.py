@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from storage.ledger.ledger import Ledger
+from storage.record.ledger import Ledger
 from ui.data.images import QualityView
 from ui.data.run import RunView
 from ui.elements.formatting import money

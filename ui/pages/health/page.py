@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.ledger.ledger import read_ledger
+from storage.record.ledger import read_ledger
 from ui.data.images import read_quality
 from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text

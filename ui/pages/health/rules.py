@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from storage.environment import BEFORE_ROLLOUT, DRAFTS_ARE_MADE, clips_ratio
-from storage.ledger.ledger import MOST_UNACCOUNTED
+from storage.record.ledger import MOST_UNACCOUNTED
 from storage.record.results import too_short
 from ui.data.run import IDLE_SPOT_ADVICE
 from ui.elements.formatting import figure, fine_percent, percent, short_duration

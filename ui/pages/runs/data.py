@@ -18,10 +18,9 @@ import streamlit as st
 
 from storage.config.errors import dotted
 from storage.config.loading import flat
-from storage.environment import PRESET, PURPOSE, gives_verdict
+from storage.environment import MODELLED, PRESET, PURPOSE, gives_verdict, is_modelled
 from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
-from storage.ledger.modelled import MODELLED, is_modelled
 from storage.record.queries import comparisons, images
 from storage.record.queries.runs import run_overview
 from storage.record.run_notes import NoteStore, RunNotes

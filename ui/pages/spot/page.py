@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
-from storage.ledger.modelled import MODELLED
+from storage.environment import MODELLED
+from storage.record.ledger import MOST_UNACCOUNTED, Ledger
 from ui.charts.devices import gantt_chart, groups_chart, utilisation_charts
 from ui.data.devices import SpotView, bill_entries, read_course, read_spot
 from ui.data.run import IDLE_SPOT_ADVICE, RunView, load

@@ -15,8 +15,8 @@ from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.scores import Score
 from storage.home import Home
-from storage.ledger.ledger import read_ledger
 from storage.prompts.files import PromptRecord
+from storage.record.ledger import read_ledger
 from storage.record.queries.live_figures import live_runs
 from storage.record.records import JUDGE_USD
 from storage.record.results import run_result

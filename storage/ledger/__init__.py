@@ -1,1 +1,0 @@
-"""The ledger: where paid device time went, and whether all of it is accounted for."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import HostUsage, WorkerReady
 from storage.errors import WorkerLostError
@@ -92,7 +92,7 @@ class FakeWorker(RemoteActor[Any]):
         return WorkerReady(60.0)
 
 
-class FakeCluster:
+class FakeCluster(Cluster):
     """Starts fake workers.
 
     Attributes:
@@ -138,11 +138,6 @@ class FakeCluster:
             self.workers[name].silent |= {"ready", "host_usage", "take_slot"}
         return self.workers[name]
 
-    @property
-    def host(self) -> str:
-        """See `Cluster`."""
-        return "127.0.0.1"
-
     def devices(self) -> dict[Market, int]:
         """See `Cluster`."""
         return dict(self.has)
@@ -151,17 +146,9 @@ class FakeCluster:
         """See `Cluster`."""
         self.requested.append(devices)
 
-    def share(self, value: R) -> R:
-        """See `Cluster`."""
-        return value
-
     def describe(self) -> str:
         """See `Cluster`."""
         return "nothing"
-
-    def needed_processes(self) -> dict[str, int]:
-        """See `Cluster`."""
-        return {}
 
     def shutdown(self) -> None:
         """See `Cluster`."""

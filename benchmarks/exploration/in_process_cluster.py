@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from storage.errors import CapacityError
 from storage.record.records import Market
 
@@ -80,15 +80,12 @@ class InProcessActor(RemoteActor[Any]):
             self._times.add(OTHER, seconds, 0)
 
 
-class InProcessCluster:
-    """As of `gpu_runtime.cluster.protocol.Cluster`, for a run's workers of any number.
+class InProcessCluster(Cluster):
+    """A cluster for a run's workers of any number, all in this process.
 
     Attributes:
         times: what their calls have taken.
     """
-
-    tells_markets_apart = False
-    host = "127.0.0.1"
 
     def __init__(self) -> None:
         self.times = WorkTimes()
@@ -106,21 +103,9 @@ class InProcessCluster:
         """As of every cluster, but that it loads at once."""
         return InProcessActor(name, build(*args), self.times)
 
-    def devices(self) -> dict[Market, int]:
-        """As of every cluster: this process."""
-        return {"reserved": 1, "spot": 0}
-
     def request_spot_devices(self, devices: int) -> None:
         """As of every cluster."""
         raise CapacityError("a process has no autoscaler")
-
-    def share(self, value: Result) -> Result:
-        """As of every cluster: the value itself."""
-        return value
-
-    def needed_processes(self) -> dict[str, int]:
-        """As of every cluster."""
-        return {}
 
     def describe(self) -> str:
         """As of every cluster."""

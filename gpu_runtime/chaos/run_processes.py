@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -40,11 +40,6 @@ class RunProcess:
     pid: int
     started_s: float
     targeted: bool = False
-
-    @property
-    def is_spot(self) -> bool:
-        """True for a worker on a spot device."""
-        return self.name.startswith("spot-")
 
     def alive(self) -> bool:
         """Return True if the process still exists."""
@@ -111,15 +106,15 @@ class RunProcesses:
 
     def spots(self) -> list[RunProcess]:
         """Return the spot workers that have joined and that no fault has chosen, by name."""
-        return self._chosen(lambda process: process.is_spot and process.name in self._joined)
+        return [worker for worker in self._chosen("spot-") if worker.name in self._joined]
 
     def joining(self) -> list[RunProcess]:
         """Return the spot workers that are still loading in a run under way, by name."""
-        return self._chosen(lambda process: process.is_spot and process.name not in self._joined)
+        return [worker for worker in self._chosen("spot-") if worker.name not in self._joined]
 
     def scorers(self) -> list[RunProcess]:
         """Return the processes that judge, by name."""
-        return self._chosen(lambda process: process.name.startswith("scorer-"))
+        return self._chosen("scorer-")
 
     def agents(self) -> list[RunProcess]:
         """Return Ray's processes other than workers, by name; empty if the run did not start Ray."""
@@ -133,11 +128,15 @@ class RunProcesses:
                         found.append(RunProcess(name, process.pid, process_start_s(process.pid)))
         return sorted(found, key=lambda process: process.name)
 
-    def _chosen(self, which: Callable[[RunProcess], bool]) -> list[RunProcess]:
+    def _chosen(self, prefix: str) -> list[RunProcess]:
         if not self.under_way:
             return []
-        found = (process for name, process in sorted(self._by_name.items()) if name not in self._lost)
-        return [process for process in found if which(process) and not process.targeted and process.alive()]
+        found = (self._by_name[name] for name in sorted(self._by_name.keys() - self._lost))
+        return [
+            process
+            for process in found
+            if process.name.startswith(prefix) and not process.targeted and process.alive()
+        ]
 
     def _one(self, name: str) -> RunProcess | None:
         process = self._by_name.get(name)

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from gpu_runtime.cluster.fork_client import ForkedProcess, fork, start_fork_server
 from gpu_runtime.cluster.local_worker import Answer, Surroundings
-from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from storage.config.run_config import RunConfig
 from storage.errors import CapacityError, ConfigurationError, WorkerLostError
 from storage.record.records import Market
@@ -33,17 +33,15 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class LocalCluster:
+class LocalCluster(Cluster):
     """A cluster of processes on this machine; it ends with `shutdown`, or with the driver.
 
-    The clusters of one driver share a fork server, which stays for the next one.
+    The clusters of one driver share a fork server, which stays for the next one; if it is lost, so are its
+    workers, and no other process is needed.
 
     Raises:
         ConfigurationError: on systems other than Linux.
     """
-
-    tells_markets_apart = False
-    host = "127.0.0.1"
 
     def __init__(self, config: RunConfig) -> None:
         if sys.platform != "linux":
@@ -74,10 +72,6 @@ class LocalCluster:
             self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
         return actor
 
-    def devices(self) -> dict[Market, int]:
-        """Return one reserved device: this machine."""
-        return {"reserved": 1, "spot": 0}
-
     def request_spot_devices(self, devices: int) -> None:
         """See `Cluster`; always refused, as this machine has no autoscaler."""
         raise CapacityError("runtime.cluster=local has no autoscaler; name a Ray cluster that has one")
@@ -87,10 +81,6 @@ class LocalCluster:
         shared = SharedValue(value)
         self._shared.add(shared)
         return cast(T, shared)
-
-    def needed_processes(self) -> dict[str, int]:
-        """Return none: losing the fork server means losing its workers."""
-        return {}
 
     def describe(self) -> str:
         """Return the resources of this machine, for messages."""

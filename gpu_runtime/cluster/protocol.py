@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from storage.record.records import Market
 
@@ -54,26 +54,28 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         return ""
 
 
-class Cluster(Protocol):
-    """The processes of a run; `open_cluster` provides the one that the settings name."""
+class Cluster(ABC):
+    """The processes of a run; `open_cluster` provides the one that the settings name.
 
-    @property
-    def tells_markets_apart(self) -> bool:
-        """True if instances state how they are rented; spot ones may then come and go."""
-        ...
+    What is not abstract holds for a cluster of one instance.
+    """
+
+    tells_markets_apart: bool = False
+    """True if instances state how they are rented; spot ones may then come and go."""
 
     @property
     def host(self) -> str:
         """Address at which workers reach this process."""
-        ...
+        return "127.0.0.1"
 
     def devices(self) -> dict[Market, int]:
         """Return the number of devices that its instances have now, without those that the scorers take.
 
         All are reserved if instances do not state how they are rented.
         """
-        ...
+        return {"reserved": 1, "spot": 0}
 
+    @abstractmethod
     def request_spot_devices(self, devices: int) -> None:
         """Ask the cluster's autoscaler to have instances for this many spot devices, whatever runs on them.
 
@@ -81,6 +83,7 @@ class Cluster(Protocol):
             CapacityError: the cluster has no autoscaler, or it cannot be reached.
         """
 
+    @abstractmethod
     def start(
         self,
         name: str,
@@ -102,19 +105,19 @@ class Cluster(Protocol):
             gpu_share: share of a GPU that it needs otherwise.
             reads: folders of this host that it reads; a host without one gets a copy first.
         """
-        ...
 
     def share(self, value: T) -> T:
         """Store a value once, and return a stand-in for it as an argument of calls, typed as the value."""
-        ...
+        return value
 
     def needed_processes(self) -> dict[str, int]:
         """Return the processes that this one cannot outlive, name -> pid."""
-        ...
+        return {}
 
+    @abstractmethod
     def describe(self) -> str:
         """Return its resources, for messages."""
-        ...
 
+    @abstractmethod
     def shutdown(self) -> None:
         """End all processes that it has started; leave a cluster that it has joined running."""

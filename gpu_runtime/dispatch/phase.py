@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -132,20 +133,21 @@ class GeneratingFleet(Protocol):
         """Kill a device that hangs; it counts as lost."""
 
 
-class OtherWork(Protocol):
+class OtherWork(ABC):
     """Work other than generating, for devices that find none in a phase."""
 
     @property
+    @abstractmethod
     def left_s(self) -> float | None:
         """Seconds of work left for this phase; None if that is not known."""
-        ...
 
+    @abstractmethod
     def begin(self, wake: Callable[[], None]) -> None:
         """Begin with a run of phases; `wake` makes the dispatcher call `take` again, from any thread."""
 
+    @abstractmethod
     def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
         """Give work to idle devices; return short calls by name, whose end frees the device again."""
-        ...
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.phase import OtherWork
 from gpu_runtime.fleet.trainers import Asked, Trainers
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
@@ -35,15 +36,13 @@ _Identity = tuple[int, int]
 _Judged = tuple[GeneratedSample, Future[Score]]
 
 
-class TrainingFeed:
+class TrainingFeed(OtherWork):
     """A feed of prompt groups to the trainers, which accumulate the first update's gradients meanwhile.
 
     Groups are given in the order of their prompts: during a rollout to trainers that find nothing more to
     roll out, then while the last scores are awaited. None is given early if advantages depend on all rewards
     (`algorithm.advantage_std = "batch"`). No weight changes before `finish`, and its argument decides: if the
     groups given so far are not its first ones, the trainers start over.
-
-    Implements `gpu_runtime.dispatch.phase.OtherWork`.
 
     Args:
         enter: function that records a device's state from now on; callable from any thread.

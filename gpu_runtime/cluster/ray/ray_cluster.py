@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpu_runtime.cluster.address import ray_folder, refuse_silent_address
 from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command, start_fork_server
-from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN, provide_token
 from gpu_runtime.cluster.ray.model_folders import FolderSource, outermost
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
@@ -110,7 +110,7 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         return _translated(reference.future(), self.name)
 
 
-class RayCluster:
+class RayCluster(Cluster):
     """A Ray cluster that this process started or joined."""
 
     def __init__(self, config: RunConfig) -> None:

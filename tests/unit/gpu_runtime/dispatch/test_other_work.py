@@ -11,6 +11,7 @@ import pytest
 
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.phase import OtherWork
 from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -26,14 +27,16 @@ from tests.unit.gpu_runtime.dispatch.test_generation import (
 )
 
 
-class Parts:
+class Parts(OtherWork):
     """Other work of the trainer: a number of calls, which end as all calls do."""
-
-    left_s = None
 
     def __init__(self, script: Script, parts: int, work: Callable[[], object] = lambda: None) -> None:
         self._script, self.left, self._work = script, parts, work
         self.others_busy: list[bool] = []
+
+    @property
+    def left_s(self) -> None:
+        """See `OtherWork`."""
 
     def begin(self, wake: Callable[[], None]) -> None:
         """See `OtherWork`."""

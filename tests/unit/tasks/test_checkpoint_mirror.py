@@ -432,3 +432,11 @@ def test_the_place_is_no_part_of_what_a_run_computes():
     assert there.checkpoint.mirror == "/mnt/backup"
     assert there.computes_like(RunConfig())
     assert not there.computes_like(RunConfig.model_validate({"checkpoint": {"every": 2}}))
+
+
+def test_a_place_names_no_login_as_settings_are_stored_with_the_run():
+    for place in ("s3://bucket/me@lab/runs", "/mnt/me@lab/runs"):
+        assert RunConfig.model_validate({"checkpoint": {"mirror": place}}).checkpoint.mirror == place
+    for place in ("s3://key:secret@host/runs", "s3://key@host"):
+        with pytest.raises(ValueError, match=r"checkpoint\.mirror holds a login"):
+            RunConfig.model_validate({"checkpoint": {"mirror": place}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from storage.record.reading import RecordConnection
 from storage.record.records import DeviceEvent, DeviceState, GroupRecord, StateInterval, StepTimeRecord
 from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
-from tasks.recorded_profile import recorded_profile
+from tasks.recorded_profile import quantity_of, recorded_profile
 from tests.sample_run import _DEVICES, evaluation_record, iteration_record
 
 RUN = "by-hand"
@@ -132,3 +133,12 @@ def test_measured_times_say_how_degrees_compare(tmp_path: Path):
 def test_rollouts_of_several_degrees_say_nothing_without_measured_times(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="no rollout whose samples were all shared alike"):
         recorded_profile(recorded(tmp_path, 2, (2, 1)), "shared")
+
+
+def test_a_quantity_s_uncertainty_is_the_deviation_of_its_logarithms_up_to_a_limit():
+    apart = quantity_of([1.0, math.e**0.5], "run r")
+    assert (apart.value, apart.evidence) == (pytest.approx((1 + math.e**0.5) / 2), "measured")
+    assert apart.uncertainty == pytest.approx(0.5 / 2**0.5)
+    assert quantity_of([1e-9, 1.0, 1e9], "run r").uncertainty == 2.0
+    assert quantity_of([3.0], "run r").uncertainty == 0.0
+    assert quantity_of([], "run r").evidence == "modelled"

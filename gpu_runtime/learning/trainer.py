@@ -22,8 +22,8 @@ from safetensors.numpy import load, save
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.gradient_shards import Accumulation, Batches, ShardSum, Span, joined, nodes_of
+from gpu_runtime.learning.objectives.base import StochasticSteps
 from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
-from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.registry import build_objective
 from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport

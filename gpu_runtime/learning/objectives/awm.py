@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from gpu_runtime.learning.objectives.base import RowLoss, policy_loss
 from gpu_runtime.learning.objectives.noised_images import AdvantageWeightedObjective
 from gpu_runtime.learning.objectives.options import AwmOptions
-from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
 
 
 def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from gpu_runtime.learning.objectives.base import RowLoss
 from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective, NoisedRows
 from gpu_runtime.learning.objectives.options import DpoOptions
 from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
-from gpu_runtime.learning.objectives.row_loss import RowLoss
 
 
 def pairs_of(samples: Sequence[TrainingSample], most: int) -> Iterator[tuple[TrainingSample, TrainingSample]]:

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from gpu_runtime.diffusion.sde_step import Transition, kl_to_reference
-from gpu_runtime.learning.objectives.configured import ConfiguredObjective
+from gpu_runtime.learning.objectives.base import ConfiguredObjective, RowLoss, StepInputs, policy_loss
 from gpu_runtime.learning.objectives.options import GrpoOptions, GuardOptions
 from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
-from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
-from gpu_runtime.learning.objectives.stochastic_steps import StepInputs
 
 
 class GrpoObjective(ConfiguredObjective[GrpoOptions | GuardOptions, StepInputs, Transition]):

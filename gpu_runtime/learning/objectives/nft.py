@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from gpu_runtime.learning.objectives.base import RowLoss
 from gpu_runtime.learning.objectives.noised_images import AdvantageWeightedObjective
 from gpu_runtime.learning.objectives.options import NftOptions
-from gpu_runtime.learning.objectives.row_loss import RowLoss
 
 
 def nft_loss(

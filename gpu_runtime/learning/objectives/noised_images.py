@@ -15,14 +15,13 @@ import torch
 
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
-from gpu_runtime.learning.objectives.configured import ConfiguredObjective
+from gpu_runtime.learning.objectives.base import ConfiguredObjective, RowLoss
 from gpu_runtime.learning.objectives.options import (
     ADVANTAGE_CLIP,
     AdvantageWeightedOptions,
     NoisedImagesOptions,
 )
 from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
-from gpu_runtime.learning.objectives.row_loss import RowLoss
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import SampleRequest
 

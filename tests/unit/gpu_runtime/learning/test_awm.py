@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gpu_runtime.learning.objectives.awm import matching_log_prob
+from gpu_runtime.learning.objectives.base import policy_loss
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.objectives.row_loss import policy_loss
 from storage.config.run_config import RunConfig
 from tests.tiny_run import (
     TinyRun,

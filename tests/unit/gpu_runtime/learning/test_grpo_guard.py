@@ -11,9 +11,9 @@ import torch
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import stream_of
 from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
+from gpu_runtime.learning.objectives.base import RowLoss
 from gpu_runtime.learning.objectives.grpo import guarded_loss
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.objectives.row_loss import RowLoss
 from storage.config.run_config import RunConfig
 from tests.tiny_run import (
     TinyRun,

@@ -10,7 +10,7 @@ import torch
 
 from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
 from gpu_runtime.learning.advantages import group_advantages
-from gpu_runtime.learning.objectives.row_loss import policy_loss
+from gpu_runtime.learning.objectives.base import policy_loss
 
 
 def rewards(*groups: list[float]) -> np.ndarray:

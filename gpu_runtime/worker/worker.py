@@ -38,6 +38,7 @@ from gpu_runtime.scheduling.group_layout import WorkerGroup
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.registry import NOTICES
 from gpu_runtime.spot.notices.watch import NoticeWatch
 from gpu_runtime.worker.history import HistoryLog, HistoryPlace
 from gpu_runtime.worker.protocol import HostUsage, SampleChunk, TrainingMembership, Worker, WorkerReady
@@ -390,7 +391,7 @@ class DeviceWorker:
         self._history = HistoryLog.beside(history, name)
         url = self._notice_url.replace(WORKER_IN_URL, name)
         watched = watches and self._notices != "none"
-        self._watch = NoticeWatch(self._notices, url) if watched else None
+        self._watch = NoticeWatch(NOTICES.find(self._notices), url) if watched else None
 
     def _begin_work(self) -> None:
         """Begin the work of a place, without samples."""

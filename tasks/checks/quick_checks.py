@@ -234,8 +234,8 @@ def _check_notices(runtime: RuntimeConfig) -> None:
     if name == "none" and not at:
         return
     # Imported here, and with it httpx.
-    from gpu_runtime.spot.notices.metadata_watcher import checked_url
-    from gpu_runtime.spot.notices.watch import NOTICES
+    from gpu_runtime.spot.notices.registry import NOTICES
+    from gpu_runtime.spot.notices.watch import checked_url
 
     if name != "none" and (not at or NOTICES.find(name).asks_url):
         NOTICES.find(name)

@@ -9,8 +9,8 @@ import pytest
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.spot.notices.notice import NoticeWatcher
+from gpu_runtime.spot.notices.registry import NOTICES
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
-from gpu_runtime.spot.notices.watch import NOTICES
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from tests.even_drafts import draft_evenly

@@ -15,8 +15,9 @@ import pytest
 
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.registry import NOTICES
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
-from gpu_runtime.spot.notices.watch import NOTICES, NoticePlugin, NoticeWatch
+from gpu_runtime.spot.notices.watch import NoticePlugin, NoticeWatch
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, NoticeError
@@ -33,7 +34,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def watching(provider: str, url: str = "") -> Iterator[NoticeWatch]:
-    watch = NoticeWatch(provider, url)
+    watch = NoticeWatch(NOTICES.find(provider), url)
     try:
         yield watch
     finally:
@@ -143,9 +144,9 @@ def test_sigterm_is_seen():
 
 def test_what_cannot_be_watched_is_refused():
     with pytest.raises(ConfigurationError, match="'oracle': unknown name"):
-        NoticeWatch("oracle")
+        NoticeWatch(NOTICES.find("oracle"))
     with pytest.raises(ConfigurationError, match=r"not of the form http://HOST:PORT"):
-        NoticeWatch("gcp", "ftp://somewhere")
+        NoticeWatch(NOTICES.find("gcp"), "ftp://somewhere")
 
 
 def test_a_spot_worker_under_notice_gives_its_samples_back(service: SimulatedService):

@@ -13,10 +13,10 @@ import pytest
 
 from gpu_runtime.spot.notices import aws, gcp
 from gpu_runtime.spot.notices.kubernetes import KubernetesNotices
-from gpu_runtime.spot.notices.metadata_watcher import LARGEST_BODY_BYTES
 from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
+from gpu_runtime.spot.notices.registry import NOTICES
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
-from gpu_runtime.spot.notices.watch import NOTICES, NoticePlugin
+from gpu_runtime.spot.notices.watch import LARGEST_BODY_BYTES, NoticePlugin
 from storage.errors import ConfigurationError, NoticeError
 from tests.simulated_providers import (
     ALIBABA_TIME,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_runtime.spot.notices.metadata_watcher import MetadataWatcher, unexpected, unix_seconds
 from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.watch import MetadataWatcher, unexpected, unix_seconds
 
 TERMINATION_PATH = "/latest/meta-data/instance/spot/termination-time"
 

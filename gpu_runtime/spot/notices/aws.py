@@ -6,14 +6,14 @@ for one would be paid for idling.
 
 from __future__ import annotations
 
-from gpu_runtime.spot.notices.metadata_watcher import (
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.watch import (
     Answer,
     MetadataWatcher,
     json_object,
     unexpected,
     unix_seconds,
 )
-from gpu_runtime.spot.notices.notice import Notice
 from storage.errors import NoticeError
 
 TOKEN_PATH = "/latest/api/token"

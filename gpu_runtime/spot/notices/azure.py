@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_runtime.spot.notices.metadata_watcher import MetadataWatcher, json_object, unexpected, unix_seconds
 from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.watch import MetadataWatcher, json_object, unexpected, unix_seconds
 
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"

@@ -23,7 +23,7 @@ from gpu_runtime.fleet.capacity.registry import CAPACITY
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import FAMILIES
 from gpu_runtime.rewards.registry import SCORERS
-from gpu_runtime.spot.notices.watch import NOTICES
+from gpu_runtime.spot.notices.registry import NOTICES
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("flows", "tasks", "gpu_runtime", "storage", "ui")

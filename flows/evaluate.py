@@ -13,7 +13,8 @@ from flows.run_identity import new_run_id
 from storage.config.run_config import RunConfig
 from storage.evaluations.pairs import comparable, compare_evaluations
 from storage.home import Home
-from storage.prompts.of_a_run import draw_subset, load_run_prompts, part_in_words
+from storage.prompts.files import load_run_prompts
+from storage.prompts.held_out import draw_subset, part_in_words
 from tasks.evaluation import evaluate_weights, record_separately
 
 

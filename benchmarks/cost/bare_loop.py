@@ -27,7 +27,7 @@ from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import load_run_prompts
 
 
 @dataclass

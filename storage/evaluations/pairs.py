@@ -15,7 +15,8 @@ from storage.evaluations.figures import graded, tagged_figures
 from storage.evaluations.quality import JUDGE, image_changes
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
-from storage.prompts.of_a_run import draw_subset, load_run_prompts
+from storage.prompts.files import load_run_prompts
+from storage.prompts.held_out import draw_subset
 from storage.record.records import JudgedImage
 
 _OF_NO_CONCERN = (

@@ -1,15 +1,17 @@
-"""Prompt files: a prompt per line (.txt), a GenEval row, edit or pair (.jsonl), or a dataset on disk."""
+"""Prompts in files: one a line (.txt), a GenEval row, edit or pair (.jsonl), or a dataset; those of a run."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.errors import PromptFileError, quoted
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.datasets import DATA_SUFFIXES, data_files, dataset_rows
 from storage.prompts.sources import is_file, resolve_source
 from storage.text import NOT_TEXT, is_text, read_text_file
@@ -124,6 +126,29 @@ def load_prompts(path: str | Path) -> list[PromptRecord]:
     if not records:
         raise PromptFileError(f"{found}: no prompts in it; write at least one line")
     return records
+
+
+def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[PromptRecord]]:
+    """Return the run's training prompts and its held-out ones: all prompts of the two files.
+
+    Raises:
+        PromptFileError: a file is missing or malformed.
+        ConfigurationError: a file has fewer prompts than the run needs.
+    """
+    train = load_prompts(config.prompts.train)
+    evaluate = load_prompts(config.prompts.evaluate)
+    per_iteration = config.algorithm.prompts_per_iteration
+    _refuse_too_few("prompts.train", train, "algorithm.prompts_per_iteration", per_iteration)
+    _refuse_too_few("prompts.evaluate", evaluate, "evaluation.prompts", config.evaluation.prompts)
+    return train, evaluate
+
+
+def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, count: int) -> None:
+    if len(prompts) < count:
+        raise ConfigurationError(
+            f"{field} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
+            "give a longer file"
+        )
 
 
 def _dataset(found: Path) -> list[PromptRecord]:

@@ -16,7 +16,7 @@ from storage.config.model import ModelConfig
 from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
 from storage.errors import ConfigurationError
 from storage.pictures import chosen_frames
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import load_run_prompts
 from tasks.checks.quick_checks import first_judged
 
 __all__ = ["ask_judges", "judge_command", "started_judges"]

@@ -23,8 +23,7 @@ from storage.config.run_config import ALL_FRAMES, PromptsConfig, RewardConfig, R
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.pictures import chosen_frames
-from storage.prompts.files import PromptRecord
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import PromptRecord, load_run_prompts
 from storage.prompts.sources import check_pair, check_source
 from storage.readers.registry import check_readers
 

@@ -22,7 +22,7 @@ from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import load_run_prompts
 from storage.prompts.sources import read_source
 from tests.shared_samples import NEAR
 

@@ -16,7 +16,7 @@ from gpu_runtime.runtime import Rollout, Runtime
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import PromptFileError
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import load_run_prompts
 from tasks.checks.preflight import check
 from tasks.checks.quick_checks import check_inputs, first_judged
 from tests.given_pairs import pairs_file

@@ -27,8 +27,7 @@ from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
-from storage.prompts.files import PromptRecord
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import PromptRecord, load_run_prompts
 from tests.live_workers import at_first_chunk, kill_at_first_chunk, same_bits, worker_process
 
 SETTINGS = [

@@ -16,7 +16,7 @@ from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.errors import RuntimeFailure
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import load_run_prompts
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from storage.errors import RunNotFoundError, StorageError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.prompts.files import load_prompts
-from storage.prompts.of_a_run import draw_subset
+from storage.prompts.held_out import draw_subset
 from tasks.evaluation import Evaluated, tracked_metrics
 
 NOTHING = np.empty(0, np.float32)

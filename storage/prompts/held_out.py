@@ -1,4 +1,4 @@
-"""The prompts of a run: enough of them, or a clear error; and the selection for each evaluation.
+"""The held-out prompts of each evaluation: all of their file, or a selection.
 
 A selection represents the whole file and is drawn without randomness. The file's head would not do, as
 benchmarks sort their prompts by task.
@@ -12,26 +12,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from storage.config.run_config import RunConfig
-from storage.errors import ConfigurationError, PromptFileError
-from storage.prompts.files import PromptRecord, load_prompts, resolve_prompt_path
+from storage.errors import PromptFileError
+from storage.prompts.files import PromptRecord, load_prompts, load_run_prompts, resolve_prompt_path
 
 _KEY = b"spotlight: held-out prompts"
 """The key of the hashes. Another key would draw other subsets, to which no earlier score is comparable."""
-
-
-def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[PromptRecord]]:
-    """Return the run's training prompts and its held-out ones: all prompts of the two files.
-
-    Raises:
-        PromptFileError: a file is missing or malformed.
-        ConfigurationError: a file has fewer prompts than the run needs.
-    """
-    train = load_prompts(config.prompts.train)
-    evaluate = load_prompts(config.prompts.evaluate)
-    per_iteration = config.algorithm.prompts_per_iteration
-    _refuse_too_few("prompts.train", train, "algorithm.prompts_per_iteration", per_iteration)
-    _refuse_too_few("prompts.evaluate", evaluate, "evaluation.prompts", config.evaluation.prompts)
-    return train, evaluate
 
 
 def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> list[PromptRecord]:
@@ -108,14 +93,6 @@ def held_out_prompts(config: RunConfig, iteration: int) -> int:
 def _count(path: str, modified_ns: int) -> int:
     """Return the number of prompts in a file as of this time of change."""
     return len(load_prompts(path))
-
-
-def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, count: int) -> None:
-    if len(prompts) < count:
-        raise ConfigurationError(
-            f"{field} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
-            "give a longer file"
-        )
 
 
 def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:

@@ -110,6 +110,24 @@ def test_files_and_code_that_documents_name_exist(document: Path):
             assert found, f"{document.name}: {file} has no {name}"
 
 
+def test_the_ways_through_the_code_pass_files_that_exist():
+    """Each file has the end of its path in the table; `A … B` are those from A to B of the first way."""
+    rows = re.findall(r"^\| ([^|]* → [^|]*) \| (\d+) \| (.*) \|$", text_of("docs/architecture.md"), re.M)
+    assert len(rows) == 4
+    files = [file for room in ("gpu_runtime", "storage") for file in (ROOT / room).rglob("*.py")]
+    first: list[str] = []
+    for way, count, cell in rows:
+        passed: list[str] = []
+        for part in cell.split(", "):
+            begin, _, end = part.partition(" … ")
+            passed += first[first.index(begin) : first.index(end) + 1] if end else [begin]
+        first = first or passed
+        assert len(set(passed)) == len(passed) == int(count), way
+        for name in passed:
+            found = [file for file in files if f"{file}".endswith(f"/{name}.py")]
+            assert len(found) == 1, f"{way}: {name} is {found}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_settings_that_documents_name_exist(document: Path):
     sections = {

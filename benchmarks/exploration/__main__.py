@@ -26,7 +26,7 @@ import json
 import os
 from collections.abc import Iterable
 
-from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, TASKS, arm_config
+from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, LARGE, TASKS, arm_config
 from benchmarks.exploration.curve_store import CurveStore, add_curve_options, commits_since, curve_name
 from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
 from benchmarks.exploration.learning_curve import Curve
@@ -109,7 +109,8 @@ def main() -> None:
         "tuning": tuned.figures if tuned else {},
         **summarise(task, curves, {arm: arm_config(task, arm, 0) for arm in made}, chosen),
     }
-    finish(f"exploration-{task}", figures, arguments, module="exploration")
+    large = "-large" if made & {*LARGE} else ""  # beside the result of the other arms
+    finish(f"exploration-{task}{large}", figures, arguments, module="exploration")
 
 
 def _tune(task: str, store: CurveStore[Curve], jobs: int, keep: bool) -> str:

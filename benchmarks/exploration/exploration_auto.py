@@ -151,10 +151,6 @@ class PlacedAuto(Auto):
         """Begin as on the fleet."""
         super().start(self._case.as_live(config))
 
-    def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
-        """Return those of the fleet."""
-        return super().undrafted_groups(iteration, self._case.as_live(config))
-
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
         """Decide by the fleet's times, and note the processor time of it."""
         seeds, in_turn = evidence.seeds, evidence.times

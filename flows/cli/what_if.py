@@ -24,7 +24,7 @@ from storage.home import Home
 from storage.new_folder import writable_file
 from storage.record.run_store import RunStore
 
-if TYPE_CHECKING:  # it imports pandas
+if TYPE_CHECKING:  # it imports numpy and the simulator
     from tasks.what_if_answer import Goal, PolicyAnswer, Profile, Spread, WhatIf
 
 

@@ -1,4 +1,4 @@
-"""Prompts in files: one a line (.txt), a GenEval row, edit or pair (.jsonl), or a dataset; those of a run."""
+"""Prompt files: one prompt a line (.txt), a GenEval row, an edit or a pair (.jsonl), or a dataset."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 Where spot devices may train (`runtime.trainer_workers`), `all_train` is one more choice: `plain`, with spot
 devices that train in the window instead of drafting.
 
-A run begins as `off_policy` where its reward is graded and the drafts of its first window will likely end
-with the training beside them: spot devices would idle there, so that being wrong costs next to nothing. Every
-other run begins without exploration, on all devices that may train, as `exploration.strategy=plain` does.
+A run begins as `off_policy` if its reward is graded, its objective takes samples of any age, and the drafts
+of its first window are likely to end with the training beside them. Every other run begins without
+exploration, on all devices that may train, as `exploration.strategy=plain` does; so does one whose devices
+are not counted yet.
 While it explores nothing, it trains on all prompt groups that it would have explored
 (`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them.
 
@@ -65,6 +66,9 @@ TRAINED_AS_DRAFTS = 2
 """Drafts that are assumed to take a device as long as training on a sample, until both are measured: 2.0 on
 this project's embedded model, 1.6 to 2.2 where public runs tell the times of their steps."""
 
+_TAKES_ANY_AGE = ("nft", "awm", "dpo")
+"""Objectives without a ratio to the policy that drew the samples, whose clip range drafts might leave."""
+
 _PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY = "plain", "all_train", "stale", "off_policy"
 _CHOICES = (_PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY)
 
@@ -89,13 +93,12 @@ class Auto(Strategy):
 
     def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
         """Return those that it would have explored; before a first window of drafts as `off_policy` does."""
-        before_drafts = iteration == 1 and _drafts_at_once(config)
+        before_drafts = iteration == 1 and self._first == _OFF_POLICY
         return super().undrafted_groups(iteration, config) if before_drafts else config.prompts_explored
 
     def start(self, config: RunConfig) -> None:
-        """Begin as `off_policy` where drafts to train on are likely to hold nothing up."""
-        self._decided = _OFF_POLICY if _drafts_at_once(config) else _ALL_TRAIN
-        self._follow(self._decided)
+        """Decide what to begin with, which is recorded as the decision after iteration 0."""
+        self._decisions[0] = _OFF_POLICY if _drafts_at_once(config) else _ALL_TRAIN
 
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""
@@ -108,6 +111,8 @@ class Auto(Strategy):
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
         """Follow what was decided last; drafts to train on that no window has made are made now."""
+        if iteration == 1:
+            self._decided = self._first
         self._follow_decided()
         if self.trains_on_drafts and iteration > 1:
             return drafting.on_all_devices(iteration, as_in_window=True)
@@ -132,7 +137,7 @@ class Auto(Strategy):
         return notes
 
     def decisions(self) -> Mapping[int, str]:
-        """Return the strategy decided on at each look, recorded ones to come included."""
+        """Return the strategy to begin with, and that of each look, recorded ones to come included."""
         return dict(self._decisions)
 
     def repeat(self, decisions: Mapping[int, str], settings: ExplorationConfig) -> None:
@@ -167,6 +172,11 @@ class Auto(Strategy):
         self._follow(state["following"])
         self._decided = state["decided"]
         self._measured.restore(state["measured"])
+
+    @property
+    def _first(self) -> str:
+        """The strategy to begin with; a record without it is of a run that began without drafts."""
+        return self._decisions.get(0, _ALL_TRAIN)
 
     def _follow_decided(self) -> None:
         if self._decided == _OFF_POLICY != self._following:
@@ -259,7 +269,8 @@ def _drafts_at_once(config: RunConfig) -> bool:
     """Return True if the drafts of a first window are likely worth training on, and hold nothing up."""
     algorithm, settings, runtime = config.algorithm, config.exploration, config.runtime
     drafters = runtime.least_workers - runtime.reserved_trainers
-    if config.reward.signal != "graded" or settings.fidelities != (FULL,) or not drafters:
+    takes_any = algorithm.objective in _TAKES_ANY_AGE and settings.fidelities == (FULL,)
+    if config.reward.signal != "graded" or not takes_any or not drafters:
         return False
     trained = algorithm.prompts_per_iteration * algorithm.group_size / runtime.reserved_trainers
     return settings.stop_with_training or settings.drafts / drafters <= TRAINED_AS_DRAFTS * trained

@@ -117,7 +117,7 @@ class Strategy:
         return not self.drafts_beside_training
 
     def start(self, config: RunConfig) -> None:
-        """Begin a run with these settings; `restore` follows where it is resumed."""
+        """Begin a run with these settings; `repeat` or `restore` follow if it is not a new one."""
 
     def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
         """Return how many prompt groups an iteration without drafts rolls out and trains on."""

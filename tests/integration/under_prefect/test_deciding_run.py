@@ -56,7 +56,7 @@ def finished(home):
         # Every checkpoint stays, to go back to.
         patch.setattr(tasks.iteration.session, "CheckpointStore", partial(CheckpointStore, keep=7))
         measure(patch, until=2)
-        post_train(load_config("smoke", SETTINGS, {}), "decided")
+        post_train(load_config("smoke", SETTINGS, {}), "decided", decisions="0 plain")
     return RunStore(home)
 
 
@@ -75,12 +75,12 @@ def messages(home, run_id):
 
 
 def test_a_run_records_what_it_decides_and_why(home, finished):
-    assert finished.run("decided").environment[DECISIONS] == "1 off_policy, 2 off_policy, 5 plain"
+    assert finished.run("decided").environment[DECISIONS] == "0 plain, 1 off_policy, 2 off_policy, 5 plain"
     assert trained_on_drafts(home, "decided").keys() == {2, 3, 4, 5, 6}, (
         "they are made at once where drafting is decided, and used where they are under way when it ends"
     )
     explored, checked, ended = messages(home, "decided")
-    assert explored.startswith("iteration 1: still off_policy from here on: signal per second")
+    assert explored.startswith("iteration 1: off_policy from here on: signal per second")
     assert checked.startswith("iteration 2: still off_policy from here on: signal per second")
     assert ended.startswith("iteration 5: plain from here on: signal per second")
 
@@ -116,7 +116,7 @@ def test_cut_off_after_a_decision_that_no_checkpoint_holds_it_resumes_to_the_sam
     post_train(load_config("smoke", SETTINGS, {}), "decided")
     assert weights(home, "decided") == expected
     assert trained_on_drafts(home, "decided") == explored
-    assert finished.run("decided").environment[DECISIONS] == "1 off_policy, 2 off_policy, 5 plain"
+    assert finished.run("decided").environment[DECISIONS] == "0 plain, 1 off_policy, 2 off_policy, 5 plain"
 
 
 def test_spot_devices_train_in_the_windows_that_are_decided_and_change_no_bit(home):

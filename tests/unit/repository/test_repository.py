@@ -79,7 +79,7 @@ def test_no_file_is_a_drawer_for_odds_and_ends():
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_each_folder_has_a_purpose_and_a_border(room: str):
+def test_each_folder_has_a_purpose_and_no_room_a_circle(room: str):
     [no_circle] = [contract for contract in import_contracts() if contract["type"] == "acyclic_siblings"]
     assert room in no_circle["ancestors"] and not no_circle.keys() & {"depth", "skip_descendants"}
     for folder in sorted(path.parent for path in (ROOT / room).rglob("*/__init__.py")):

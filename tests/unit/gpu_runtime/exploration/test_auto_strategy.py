@@ -121,6 +121,9 @@ def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
 
 
 def begun(config: RunConfig) -> Driven:
+    """A run of DiffusionNFT that has begun, or of the objective that is set."""
+    if config.algorithm.objective == "grpo":
+        config = changed(config, algorithm={"objective": "nft"})
     strategy = Auto()
     strategy.start(config)
     return Driven(strategy, config)
@@ -142,7 +145,7 @@ def test_it_ends_after_the_drafts_under_way_where_it_does_not_pay():
     for iteration in (2, 3):
         run.iterate(iteration, waiting)
     assert run.ways == {1: "plain", 2: "off_policy", 3: "plain"}
-    assert run.strategy.decisions() == {1: "plain", 2: "plain"}
+    assert run.strategy.decisions() == {0: "off_policy", 1: "plain", 2: "plain"}
 
 
 # A trainer takes 32 samples, as long as 64 drafts are assumed to, of which two devices make 128.
@@ -151,6 +154,8 @@ def test_it_ends_after_the_drafts_under_way_where_it_does_not_pay():
     [
         ({}, {}, True),
         ({}, {"reward": {"signal": "exact"}}, False),
+        ({}, {"algorithm": {"objective": "grpo-guard"}}, False),  # drafts may leave its clip range
+        ({}, {"runtime": {"spot_workers": "auto"}}, False),
         ({"fidelities": ("full", "preview-3")}, {}, False),
         ({}, {"runtime": {"spot_workers": 0}}, False),
         ({"stop_with_training": False, "drafts": 128}, {}, True),
@@ -169,22 +174,50 @@ def test_it_begins_with_drafts_where_they_are_likely_to_hold_nothing_up(
     exploration: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], begins: bool
 ):
     run = begun(changed(config_of(**exploration), **sections))
-    assert run.strategy.trains_on_drafts is begins
+    assert run.strategy.decisions() == {0: "off_policy" if begins else "all_train"}
     run.iterate(1, TRAINING)
     assert run.ways.get(2) == ("off_policy" if begins else None)
 
 
 def test_spot_devices_that_may_train_draft_first():
-    config = with_spot_trainers()
-    assert not begun(config).strategy.spot_trains
-    assert begun(changed(config, reward={"signal": "exact"})).strategy.spot_trains
+    for signal, train in (("graded", False), ("exact", True)):
+        run = begun(changed(with_spot_trainers(), reward={"signal": signal}))
+        run.strategy.before_rollout(1, run)
+        assert run.strategy.spot_trains is train
+
+
+def test_what_a_run_began_with_is_repeated_whatever_devices_it_has_then():
+    first = begun(config_of(prompts=12))
+    first.iterate(1, TRAINING)
+    other = begun(changed(first.config, runtime={"spot_workers": 0}))
+    assert other.strategy.decisions() == {0: "all_train"} != first.strategy.decisions()
+    other.strategy.repeat(first.strategy.decisions(), other.config.exploration)
+    assert other.strategy.undrafted_groups(1, other.config) == 8
+    other.iterate(1, TRAINING, drafters=0)
+    assert other.ways == first.ways == {1: "plain", 2: "off_policy"}
+    # A record from before the first decision was recorded is of a run that began without drafts.
+    earlier = begun(first.config)
+    earlier.strategy.repeat({1: "off_policy"}, earlier.config.exploration)
+    assert earlier.strategy.undrafted_groups(1, earlier.config) == 12
+    earlier.iterate(1, TRAINING)
+    assert earlier.ways == {1: "plain"}
+
+
+def test_a_resumed_run_follows_its_checkpoint_and_not_what_a_new_one_would_begin_with():
+    run = begun(changed(config_of(), reward={"signal": "exact"}))
+    run.iterate(1, ROLLOUT)
+    resumed = begun(config_of()).strategy
+    resumed.repeat(run.strategy.decisions(), run.config.exploration)
+    resumed.restore(run.strategy.state())
+    assert resumed.decisions() == {0: "all_train", 1: "plain"}
+    assert resumed.ahead(3, run) is None
 
 
 @pytest.mark.parametrize(("signal", "first"), [("graded", 8), ("exact", 12)])
 def test_without_drafts_it_trains_on_what_it_would_have_explored_but_before_a_first_window(
     signal: str, first: int
 ):
-    config = config_of(prompts=12)
+    config = changed(config_of(prompts=12), algorithm={"objective": "nft"})
     config = config.model_copy(update={"reward": config.reward.model_copy(update={"signal": signal})})
     for strategy, groups in ((Auto(), [first, 12, 12]), (Plain(), [8, 8, 8])):
         explorer = SeedExplorer(config, range(100), strategy)

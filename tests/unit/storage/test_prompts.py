@@ -245,3 +245,12 @@ def test_only_the_columns_of_prompts_are_read(tmp_path: Path, ending: str) -> No
     for record in load_prompts(file):
         assert record.metadata.keys() == {"tag", "include", "prompt"}
         json.dumps(record.metadata)
+
+
+@pytest.mark.parametrize("count", [0, -1, True, 1.0, "2", None, 10**9])
+def test_objects_are_counted_in_positive_integers(tmp_path: Path, count: Any):
+    file = tmp_path / "objects.jsonl"
+    row = {"tag": "counting", "include": [{"class": "dog", "count": count}], "prompt": "dogs"}
+    file.write_text(json.dumps(row), encoding="utf-8")
+    with pytest.raises(PromptFileError, match=r"include\[0\].count` must be an integer from 1 to"):
+        load_prompts(str(file))

@@ -13,6 +13,7 @@ from storage.record.records import IterationRecord, PaidTime
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tests.sample_run import evaluation_record
+from tests.tampering import set_run
 
 pytestmark = pytest.mark.usefixtures("run_r")
 
@@ -162,3 +163,18 @@ def test_an_evaluation_is_written_whatever_parts_there_are(store: RunStore, comp
     with store.reading("r") as connection:
         rows = connection.execute("SELECT iteration FROM evaluations ORDER BY iteration").fetchall()
     assert rows == [(0,), (4,)]
+
+
+@pytest.mark.parametrize("changed", [{"pid": 1}, {"host": "elsewhere"}, {"process_started_at": 1.0}, {}])
+def test_a_run_that_is_taken_up_while_it_is_found_dead_goes_on(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]
+):
+    """Also by a process that has the dead one's number."""
+
+    def found_dead(*_: object) -> bool:
+        set_run(store, "r", **changed)
+        return False
+
+    monkeypatch.setattr("storage.record.run_store.may_be_alive", found_dead)
+    assert store.reconcile() == ([] if changed else ["r"])
+    assert store.run("r").status == ("running" if changed else "interrupted")

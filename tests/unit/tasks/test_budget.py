@@ -182,6 +182,14 @@ def test_a_refused_start_changes_nothing_and_leaves_nothing(store: RunStore, mon
     assert "taken_over" not in [event["kind"] for event in store.folder("r").events()]
 
 
+def test_a_resumed_run_whose_budget_one_iteration_has_spent_begins_no_other(store: RunStore):
+    assert after(store, begun(store, 1, usd=0.001), None).last_iteration == 1
+
+
+def test_a_run_without_an_iteration_does_one_whatever_its_budget(store: RunStore):
+    assert after(store, begun(store, 0, usd=0.001), None).last_iteration == 9
+
+
 def test_a_run_killed_in_its_last_evaluation_is_resumed_for_that_alone(store: RunStore):
     config = begun(store, 2, usd=0.25)
     row = dataclasses.replace(store.run("r"), status="interrupted")

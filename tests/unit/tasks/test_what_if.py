@@ -272,6 +272,7 @@ def test_each_question_about_eight_gpus_has_one_command_whose_answer_the_documen
             assert found["wall_s"]["median"] <= 3600 * goal["hours"] and f"| {goal['spot']}: " in row
             earlier = [tried for tried in goal["tried"] if tried["spot"] < goal["spot"]]
             assert earlier and all(tried["wall_s"]["median"] > 3600 * goal["hours"] for tried in earlier)
+            assert max(tried["spot"] for tried in earlier) == goal["spot"] - 1, "no smaller number is left"
             said = asked(*command)
             assert f"{goal['spot']} spot devices end in 3 h: " in said
             said = said.partition("end in 3 h: ")[2].partition(";")[0]

@@ -82,6 +82,12 @@ def test_where_all_are_equal_another_value_stays_possible():
     assert 0 < predicted([[0.0] * 4] * 3).mean() < 0.1
 
 
+@pytest.mark.parametrize("scores", [np.array([2.0, 3.0]), np.array([-1.0, 0.5]), np.linspace(0.1, 0.9, 300)])
+def test_failure_and_success_are_no_further_values_of_other_or_of_many_scores(scores: np.ndarray):
+    values, _, counts = _distinct(scores)
+    assert np.array_equal(values, scores) and (counts == 1).all()
+
+
 def test_of_likelihoods_a_posterior_by_hand():
     """Two grid points alone explain the scores: the others have no probability."""
     logs = np.full((1, 279), -100.0)

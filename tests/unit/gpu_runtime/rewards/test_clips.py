@@ -274,6 +274,14 @@ def test_an_image_is_kept_as_png():
     assert Image.open(io.BytesIO(picture_file(noise, 24))).size == (24, 16)
 
 
+def test_a_clip_is_made_smaller_by_its_longer_side():
+    for shape, kept in (((4, 16, 512, 3), (4, 8, 256, 3)), ((4, 512, 16, 3), (4, 256, 8, 3))):
+        assert (
+            read_frames(picture_file(np.random.default_rng(0).integers(0, 256, shape, np.uint8))).shape
+            == kept
+        )
+
+
 def test_a_large_clip_loses_quality_until_it_fits():
     noise = np.random.default_rng(0).integers(0, 256, (48, 144, 256, 3), np.uint8)  # as bad as it gets
     content = picture_file(noise)

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from gpu_runtime.scheduling.scores import Score as Score  # scorers of other packages import both from here
+from gpu_runtime.scheduling.scores import Score as Score  # a scorer imports both from here
 from storage.errors import RewardError
 from storage.prompts.files import PromptRecord
 

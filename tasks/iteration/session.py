@@ -253,6 +253,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         session.note_devices()
         session.decisions_recorded = environment.get(DECISIONS, "")
         session.runtime.explorer.strategy.repeat(read_decisions(environment), config.exploration)
+        session.record_decisions()
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:

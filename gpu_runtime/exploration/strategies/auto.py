@@ -155,7 +155,8 @@ class Auto(Strategy):
                     f"but exploration.fidelities is {list(settings.fidelities)}: a cheaper draft "
                     "is no sample of the policy; leave fidelities out, or set another exploration.strategy"
                 )
-        self._decisions = dict(decisions)
+        if decisions:  # a new run has none, and keeps what it begins with
+            self._decisions = dict(decisions)
 
     def state(self) -> dict[str, Any]:
         """Return JSON values, for a checkpoint."""

@@ -85,6 +85,12 @@ def test_a_run_records_what_it_decides_and_why(home, finished):
     assert ended.startswith("iteration 5: plain from here on: signal per second")
 
 
+def test_a_new_run_of_a_graded_reward_begins_with_drafts_to_train_on(home):
+    post_train(load_config("smoke", [*SETTINGS, "iterations=2"], {}), "begun")
+    assert RunStore(home).run("begun").environment[DECISIONS].startswith("0 off_policy, 1 ")
+    assert trained_on_drafts(home, "begun").keys() == {2}
+
+
 def test_it_is_reproduced_to_the_bit_under_other_times(home, finished, monkeypatch):
     measure(monkeypatch, until=0)
     said = reproduce(ReproductionForm(reference="decided"), "again")

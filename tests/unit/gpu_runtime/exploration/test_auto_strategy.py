@@ -195,6 +195,9 @@ def test_what_a_run_began_with_is_repeated_whatever_devices_it_has_then():
     assert other.strategy.undrafted_groups(1, other.config) == 8
     other.iterate(1, TRAINING, drafters=0)
     assert other.ways == first.ways == {1: "plain", 2: "off_policy"}
+    other = begun(first.config)
+    other.strategy.repeat({}, other.config.exploration)  # of a new run
+    assert other.strategy.decisions() == {0: "off_policy"}
     # A record from before the first decision was recorded is of a run that began without drafts.
     earlier = begun(first.config)
     earlier.strategy.repeat({1: "off_policy"}, earlier.config.exploration)

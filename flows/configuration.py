@@ -13,30 +13,17 @@ from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
 from storage.errors import ConfigurationError
 from storage.prompts.files import BUILTIN_PREFIX
 
+TRAINERS = "runtime.trainer_workers"
 _PLACES = (READERS_VARIABLE, TRACKING_VARIABLE, MIRROR_VARIABLE)
 
 
-def given_configuration(
-    preset: str | None,
-    settings: Given | None,
-    ray_address: str | None = None,
-    cluster: str | None = None,
-    needs_task: bool = True,
-) -> RunConfig:
-    """Return the configuration of `given_with_sources`, without the sources.
-
-    Args: those of `given_with_sources`.
-    """
-    return given_with_sources(preset, settings, ray_address, None, cluster, needs_task)[0]
+def given_configuration(preset: str | None, settings: Given, needs_task: bool = True) -> RunConfig:
+    """Return the configuration of `given_with_sources`, without the sources."""
+    return given_with_sources(preset, settings, None, needs_task)[0]
 
 
 def given_with_sources(
-    preset: str | None,
-    settings: Given | None,
-    ray_address: str | None = None,
-    base: RunConfig | None = None,
-    cluster: str | None = None,
-    needs_task: bool = True,
+    preset: str | None, settings: Given, base: RunConfig | None = None, needs_task: bool = True
 ) -> tuple[RunConfig, Mapping[KeyPath, str]]:
     """Return a configuration, and where each value came from, as `load_with_sources` does.
 
@@ -45,7 +32,6 @@ def given_with_sources(
     Args:
         preset: a preset's name, or a TOML file.
         settings: those that a person gives.
-        ray_address, cluster: what starts the processes; None keeps that of the settings.
         base: an earlier run's configuration, in place of the defaults.
         needs_task: False for a run that is only sized, which may have neither reward nor prompts.
 
@@ -54,44 +40,28 @@ def given_with_sources(
     """
     from tasks.checks.quick_checks import with_read_options
 
-    changes = [*(settings or []), *_cluster_setting(cluster, ray_address)]
-    config, sources = load_with_sources(preset, changes, os.environ, base)
+    config, sources = load_with_sources(preset, settings, os.environ, base)
     return with_absolute_paths(with_read_options(config, sources, needs_task)), sources
 
 
-def configuration_to_resume(
-    config: RunConfig,
-    cluster: str | None,
-    ray_address: str | None,
-    limits: Sequence[str] = (),
-    trainers: int | None = None,
-) -> RunConfig:
+def configuration_to_resume(config: RunConfig, changes: Sequence[str] = ()) -> RunConfig:
     """Return an earlier run's configuration with the changes a resumed run may make.
 
     These are where it runs, how long it may go on and, with gradient shards, how many devices train.
     The environment may change where figures and checkpoints are copied to: a server may be gone for good.
-
-    Args:
-        cluster, ray_address: what starts the processes; None keeps it.
-        limits: settings of how long it may go on, `name=value` each.
-        trainers: another `runtime.trainer_workers`; None keeps it.
-
-    Raises:
-        ConfigurationError: these do not fit each other or the run.
     """
-    if trainers is not None and config.algorithm.gradient_shards == 1:
-        raise ConfigurationError(
-            f"--trainers is {trainers}, but with algorithm.gradient_shards=1 the bits of a run depend on how "
-            "many devices train; leave it out"
-        )
-    changes = [*_cluster_setting(cluster, ray_address), *limits]
-    changes += [] if trainers is None else [f"runtime.trainer_workers={trainers}"]
+    for setting, _, trainers in (change.partition("=") for change in changes):
+        if setting == TRAINERS and config.algorithm.gradient_shards == 1:
+            raise ConfigurationError(
+                f"--trainers is {trainers}, but with algorithm.gradient_shards=1 the bits of a run depend on "
+                "how many devices train; leave it out"
+            )
     environ = {name: os.environ[name] for name in _PLACES if name in os.environ}
     return load_config(None, changes, environ, config) if changes or environ else config
 
 
-def _cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
-    """Return `--cluster` and `--ray-address` as the single setting that they form."""
+def cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
+    """Return `--cluster` and `--ray-address` as the single setting that they form; none if both are None."""
     if ray_address is None:
         return [] if cluster is None else [f"runtime.cluster={cluster}"]
     if cluster == "local" and ray_address:
@@ -113,7 +83,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def look_at_inputs(config: RunConfig) -> None:
-    """Do the first part of `run_preflight`, which needs no library that is slow to import."""
+    """Do the first part of `run_preflight`, which imports no slow library."""
     from tasks.checks.quick_checks import check_inputs
 
     check_inputs(config)

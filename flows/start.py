@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.configuration import (
+    TRAINERS,
+    cluster_setting,
     configuration_to_resume,
     given_configuration,
     given_with_sources,
@@ -69,7 +71,7 @@ def train(
     with stops_in_order("Stopped before the run began; nothing is kept."):
         if run_id is not None:
             check_run_id(run_id)
-        config = new_configuration(preset, settings, ray_address, cluster)
+        config = new_configuration(preset, [*settings, *cluster_setting(cluster, ray_address)])
         home = Home.from_environment().ensure()
         run_id = free_run_id(RunStore(home), config.name, run_id)
         look_at_inputs(config)
@@ -98,8 +100,10 @@ def resume(
         fetch_where_unknown(home, run_id)
         given = {"iterations": iterations, "budget.usd": budget_usd, "budget.hours": budget_hours}
         limits = [f"{name}={value}" for name, value in given.items() if value is not None]
+        changes = cluster_setting(cluster, ray_address)
+        changes += [] if trainers is None else [f"{TRAINERS}={trainers}"]
         row = run_to_resume(home, run_id)  # before the checks: another process may take it over meanwhile
-        config = resumed_configuration(home, run_id, cluster, ray_address, take_over, limits, trainers)
+        config = resumed_configuration(home, run_id, limits, changes, take_over)
         look_at_inputs(config)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")
         taken = row if take_over and row.status == "running" else None
@@ -127,7 +131,8 @@ def evaluate(
 
     with stops_in_order("Stopped; nothing of the evaluation is kept."):
         home = Home.from_environment().ensure()
-        config = evaluated_configuration(home, run_id, preset, settings, ray_address, cluster)
+        changes = [*settings, *cluster_setting(cluster, ray_address)]
+        config = evaluated_configuration(home, run_id, preset, changes)
         look_at_inputs(config)
         named = evaluated_preset(home, run_id, preset)
         earlier = None if compare is None else comparable(home, config, compare)
@@ -145,19 +150,11 @@ def evaluate(
                 return evaluate_model(config, run_id, folder, earlier, preset=named)
 
 
-def new_configuration(
-    preset: str | None,
-    settings: Given,
-    ray_address: str | None = None,
-    cluster: str | None = None,
-) -> RunConfig:
-    """Return a new run's configuration, with the prices of its price book.
-
-    Args: those of `train`.
-    """
+def new_configuration(preset: str | None, settings: Given) -> RunConfig:
+    """Return a new run's configuration, with the prices of its price book."""
     from tasks.prices import with_prices
 
-    return with_prices(given_configuration(preset, settings, ray_address, cluster=cluster))
+    return with_prices(given_configuration(preset, settings))
 
 
 def free_run_id(store: RunStore, name: str, run_id: str | None) -> str:
@@ -195,15 +192,16 @@ def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None)
 def resumed_configuration(
     home: Home,
     run_id: str,
-    cluster: str | None = None,
-    ray_address: str | None = None,
-    take_over: bool = False,
     limits: Sequence[str] = (),
-    trainers: int | None = None,
+    changes: Sequence[str] = (),
+    take_over: bool = False,
 ) -> RunConfig:
     """Return the configuration for resuming a run.
 
-    Args: those of `resume`, and of `configuration_to_resume`.
+    Args:
+        limits: settings of how long it may go on, `name=value` each.
+        changes: other settings that a resumed run may change.
+        take_over: as in `resume`.
 
     Raises:
         SpotlightError: the run does not exist, it is running or has no iteration or budget left, or its
@@ -217,7 +215,7 @@ def resumed_configuration(
         row = taken_over(row)
     if not limits:
         check_resumable(row)
-    config = configuration_to_resume(row.config, cluster, ray_address, limits, trainers)
+    config = configuration_to_resume(row.config, [*limits, *changes])
     if limits:
         check_iterations(row, config.iterations)
     refuse_spent_budget(RunStore(home), row, config)
@@ -225,17 +223,8 @@ def resumed_configuration(
     return config
 
 
-def evaluated_configuration(
-    home: Home,
-    run_id: str | None,
-    preset: str | None,
-    settings: Given,
-    ray_address: str | None = None,
-    cluster: str | None = None,
-) -> RunConfig:
+def evaluated_configuration(home: Home, run_id: str | None, preset: str | None, settings: Given) -> RunConfig:
     """Return the configuration of an evaluation: on all prompts, unless a given setting limits them.
-
-    Args: those of `evaluate`.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -250,7 +239,7 @@ def evaluated_configuration(
     if row is not None:
         refuse_simulated(row)
     base = None if row is None else row.config
-    config, sources = given_with_sources(preset, settings, ray_address, base, cluster)
+    config, sources = given_with_sources(preset, settings, base)
     # Neither a preset nor the run's own configuration is meant, which say how many a run evaluates.
     if not sources.get(("evaluation", "prompts"), "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
         prompts = len(load_prompts(config.prompts.evaluate))

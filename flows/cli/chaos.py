@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.table import Table
 
-from flows.disturbed_run import HANG_S, DisturbedRun, disturb, start
+from flows.cli.options import Preset, Sets
+from flows.configuration import given_configuration, run_preflight
 from flows.progress import reporter
+from flows.run_identity import new_run_id
 from flows.terminal import console
 from storage.config.run_config import RunConfig
-from storage.errors import RuntimeFailure
+from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import Home
-from tasks.chaos.faults import Fault, Plan, Verdict, digests, judge
-from tasks.chaos.replayed_trace import TracePlan, replayed, time_in_phases_s
+
+if TYPE_CHECKING:  # they import the runtime
+    from tasks.chaos.faults import Plan
+    from tasks.chaos.replayed_trace import TracePlan
 
 SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
@@ -29,25 +36,73 @@ _MOST_RUNS = 5
 
 
 def chaos(
-    home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], plan: Plan | TracePlan
+    preset: Preset = None,
+    set_: Sets = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for the faults.")] = 0,
+    faults: Annotated[int | None, typer.Option(help="Number of faults; one of each kind by default.")] = None,
+    kinds: Annotated[str | None, typer.Option(help="Comma-separated fault kinds; all by default.")] = None,
+    schedule: Annotated[Path | None, typer.Option(help="A JSON file that lists the faults instead.")] = None,
+    degree: Annotated[int, typer.Option(min=1, help="Devices that share each sample of a rollout.")] = 1,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Replay a trace of spot instances instead; `generated` draws one."),
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Most instances of the trace at a time; 4 by default.")
+    ] = None,
+    notice: Annotated[
+        float | None, typer.Option(min=0, help="Seconds of notice before a loss of the trace; 0 by default.")
+    ] = None,
+) -> None:
+    """Test fault tolerance: inject faults into a short run, verify that nothing is lost or duplicated."""
+    from flows.judges import judges_beside
+    from tasks.chaos.faults import plan_faults
+    from tasks.chaos.replayed_trace import plan_trace
+
+    shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
+    changes = [*SETTINGS, *shared, *(set_ or [])]
+    config = given_configuration(preset, changes)
+    plan: Plan | TracePlan
+    if trace is None:
+        if most is not None or notice is not None:
+            raise ConfigurationError("--most and --notice belong to a replayed trace; give --trace too")
+        chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
+        plan = plan_faults(config, seed, faults, chosen, schedule)
+    else:
+        if faults is not None or kinds is not None or schedule is not None:
+            raise ConfigurationError("--trace decides every loss; leave out --faults, --kinds and --schedule")
+        plan = plan_trace(config, trace, seed, most, notice)
+        reporter().note(plan.describe())
+    home = Home.from_environment().ensure()
+    with judges_beside(config):
+        run_preflight(config, here=False)
+    arguments = [item for change in changes for item in ("--set", change)]
+    arguments += [] if preset is None else ["--preset", preset]
+    result = _disturbed(home, config, arguments, plan)
+    show(result)
+    typer.echo(json.dumps(result))
+    raise typer.Exit(1 if result["broken_promises"] else 0)
+
+
+def _disturbed(
+    home: Home, config: RunConfig, arguments: Sequence[str], plan: Plan | TracePlan
 ) -> dict[str, Any]:
     """Train undisturbed, then under faults until they are used up or under a trace, and check the promises.
 
     Args:
-        run_id: beginning of their identifiers.
         arguments: those of `spotlight train`.
-
-    Raises:
-        RuntimeFailure: the undisturbed run failed.
     """
-    calm = f"{run_id}-calm"
-    began = time.monotonic()
+    from flows.disturbed_run import HANG_S, DisturbedRun, disturb, start
+    from tasks.chaos.faults import Fault, digests, judge
+    from tasks.chaos.replayed_trace import TracePlan, replayed, time_in_phases_s
+
+    run_id = new_run_id(f"chaos-{config.name}")
+    calm, began = f"{run_id}-calm", time.monotonic()
     if start(home, "train", "--run-id", calm, *arguments).wait() != 0:
         raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
     length_s = time.monotonic() - began
-    undisturbed = digests(home, calm)[config.iterations]
     ran: dict[str, DisturbedRun] = {}
-    faults: Sequence[Fault] = ()
+    left: Sequence[Fault] = ()
     figures: dict[str, Any] = {}
     if isinstance(plan, TracePlan):
         name, length_s = f"{run_id}-trace", plan.stretch * time_in_phases_s(home, calm)
@@ -56,39 +111,29 @@ def chaos(
             ran[name] = disturb(home, name, [*arguments, *settings], (), replay)
         figures = plan.figures(replay, length_s)
     else:
-        faults = plan.faults(length_s, config.iterations, config.runtime.lease_s)
-    while faults and len(ran) < _MOST_RUNS and not any(run.hung for run in ran.values()):
+        left = plan.faults(length_s, config.iterations, config.runtime.lease_s)
+    while left and len(ran) < _MOST_RUNS and not any(run.hung for run in ran.values()):
         name = f"{run_id}-faults-{len(ran) + 1}"
-        ran[name] = disturb(home, name, arguments, faults)
-        faults = ran[name].left
+        ran[name] = disturb(home, name, arguments, left)
+        left = ran[name].left
         for done in ran[name].done:
             reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
+    undisturbed = digests(home, calm)[config.iterations]
     verdicts = [judge(home, name, undisturbed) for name in ran]
-    return _result(run_id, config, list(ran.values()), verdicts, len(faults), figures)
-
-
-def _result(
-    run_id: str,
-    config: RunConfig,
-    ran: Sequence[DisturbedRun],
-    verdicts: Sequence[Verdict],
-    left: int,
-    figures: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the outcome of all disturbed runs, with `figures` of a replayed trace."""
     reports = [verdict.report for verdict in verdicts]
     broken = [said for verdict in verdicts for said in verdict.broken]
-    kinds = Counter(done.fault.kind for run in ran for done in run.done)
-    by_kind = {"instance_removed": figures["instances_removed"]} if figures else dict(kinds)
-    if hangs := sum(run.hung for run in ran):
+    if hangs := sum(run.hung for run in ran.values()):
         broken.append(f"{hangs} runs wrote nothing for {HANG_S:g} s and were ended")
+    by_kind = dict(Counter(done.fault.kind for run in ran.values() for done in run.done))
+    if figures:
+        by_kind = {"instance_removed": figures["instances_removed"]}
     return {
         "run_id": run_id,
         "runs": len(verdicts),
         "faults": sum(by_kind.values()),
-        "faults_left": left,
+        "faults_left": len(left),
         "faults_by_kind": by_kind,
-        "restarts": sum(run.restarts for run in ran),
+        "restarts": sum(run.restarts for run in ran.values()),
         "samples": sum(report.requested for report in reports),
         "lost": sum(len(report.lost) for report in reports),
         "duplicated_deliveries": sum(len(report.duplicated) for report in reports),

@@ -13,12 +13,12 @@ import typer
 
 from flows import start
 from flows.cli import looking, operating, preparing
+from flows.cli.chaos import chaos
+from flows.cli.compare_strategies import compare_strategies
+from flows.cli.doctor import doctor
 from flows.cli.options import ClusterKind, OptionalRunName, Preset, RayAddress, RunName, Sets
 from flows.cli.what_if import what_if
-from flows.configuration import given_configuration, run_preflight
 from flows.output import output_may_fail
-from flows.progress import reporter
-from flows.run_identity import new_run_id
 from flows.server.loss import leave
 from storage.errors import ConfigurationError, RunCancelledError, SpotlightError, shortened
 from storage.home import Home
@@ -137,37 +137,6 @@ def evaluate(
 
 
 @app.command(
-    epilog="Example: spotlight compare-strategies --preset glyphs-stale --iterations 20 --seeds 3",
-    rich_help_panel=RUNS,
-)
-def compare_strategies(
-    iterations: Annotated[
-        int, typer.Option(help="Iterations of each run; with more than before, earlier runs continue.")
-    ],
-    preset: Preset = None,
-    strategies: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME",
-            help="Compared with the first; by default plain and the preset's own, or off_policy.",
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of run seeds, counted up from the preset's.")] = 1,
-    name: Annotated[
-        str | None, typer.Option(help="Beginning of the runs' identifiers; the same name continues them.")
-    ] = None,
-    set_: Sets = None,
-    ray_address: RayAddress = None,
-    cluster: ClusterKind = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The answer as one line of JSON.")] = False,
-) -> None:
-    """Train with and without exploration, seed by seed, and say which scores higher, and how sure that is."""
-    from flows.cli.compare_strategies import Comparison
-
-    Comparison(preset, set_ or (), iterations, strategies, seeds, name, cluster, ray_address).run(as_json)
-
-
-@app.command(
     epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora",
     rich_help_panel=RUNS,
 )
@@ -198,85 +167,6 @@ def export(
         _print_json(export_run(home, run_id, out))
 
 
-@app.command(
-    epilog="Example: spotlight chaos --preset smoke --faults 5 --kinds kill,notice_then_kill",
-    rich_help_panel=OPERATE,
-)
-def chaos(
-    preset: Preset = None,
-    set_: Sets = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for the faults.")] = 0,
-    faults: Annotated[int | None, typer.Option(help="Number of faults; one of each kind by default.")] = None,
-    kinds: Annotated[str | None, typer.Option(help="Comma-separated fault kinds; all by default.")] = None,
-    schedule: Annotated[Path | None, typer.Option(help="A JSON file that lists the faults instead.")] = None,
-    degree: Annotated[int, typer.Option(min=1, help="Devices that share each sample of a rollout.")] = 1,
-    trace: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Replay a trace of spot instances instead; `generated` draws one."),
-    ] = None,
-    most: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Most instances of the trace at a time; 4 by default.")
-    ] = None,
-    notice: Annotated[
-        float | None, typer.Option(min=0, help="Seconds of notice before a loss of the trace; 0 by default.")
-    ] = None,
-) -> None:
-    """Test fault tolerance: inject faults into a short run, verify that nothing is lost or duplicated."""
-    from flows.cli.chaos import SETTINGS, show
-    from flows.cli.chaos import chaos as run_chaos
-
-    shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
-    changes = [*SETTINGS, *shared, *(set_ or [])]
-    config = given_configuration(preset, changes, None)
-    chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
-    if trace is None:
-        from tasks.chaos.faults import plan_faults
-
-        if most is not None or notice is not None:
-            raise ConfigurationError("--most and --notice belong to a replayed trace; give --trace too")
-        plan = plan_faults(config, seed, faults, chosen, schedule)
-    else:
-        from tasks.chaos.replayed_trace import plan_trace
-
-        if faults is not None or kinds is not None or schedule is not None:
-            raise ConfigurationError("--trace decides every loss; leave out --faults, --kinds and --schedule")
-        plan = plan_trace(config, trace, seed, most, notice)
-        reporter().note(plan.describe())
-    home = Home.from_environment().ensure()
-    from flows.judges import judges_beside
-
-    with judges_beside(config):
-        run_preflight(config, here=False)
-    arguments = [item for change in changes for item in ("--set", change)]
-    arguments += [] if preset is None else ["--preset", preset]
-    result = run_chaos(home, new_run_id(f"chaos-{config.name}"), config, arguments, plan)
-    show(result)
-    _print_json(result)
-    raise typer.Exit(1 if result["broken_promises"] else 0)
-
-
-@app.command(
-    epilog="Example: spotlight doctor --preset flux-ocr-512 --model /models/FLUX.1-dev",
-    rich_help_panel=START,
-)
-def doctor(
-    preset: Preset = None,
-    set_: Sets = None,
-    model: Annotated[str | None, typer.Option(help="Folder of the model's weights (model.path).")] = None,
-    ray_address: RayAddress = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="Size the run on an RTX4090, A100, H100 or H200 instead, without model or GPU."),
-    ] = None,
-) -> None:
-    """Check this machine, its home and runs, a model with its scorer, and what would run where."""
-    from flows.cli.doctor import examine, size_up
-
-    changes = [*(set_ or []), *([] if model is None else [f"model.path={model}"])]
-    config = given_configuration(preset, changes, ray_address, needs_task=gpu is None)
-    raise typer.Exit(0 if (examine(config) if gpu is None else size_up(config, gpu)) else 1)
-
-
 for _command, _example, _group in (
     (looking.logs, "logs last -f", RUNS),
     (operating.stop, "stop last", RUNS),
@@ -293,6 +183,9 @@ for _command, _example, _group in (
     (preparing.profile, "profile glyphs-20261121-101500-a1b2 --out mine.json", BEFORE),
     (what_if, "what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8", BEFORE),
     (preparing.pretrain, "pretrain glyphs --out my-glyphs", BEFORE),
+    (compare_strategies, "compare-strategies --preset glyphs-stale --iterations 20 --seeds 3", RUNS),
+    (doctor, "doctor --preset flux-ocr-512 --model /models/FLUX.1-dev", START),
+    (chaos, "chaos --preset smoke --faults 5 --kinds kill,notice_then_kill", OPERATE),
     (operating.up, "up --schedule --timezone Europe/Berlin", OPERATE),
     (operating.down, "down", OPERATE),
     (operating.metrics, "metrics --port 9464", OPERATE),

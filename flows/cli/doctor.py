@@ -8,13 +8,16 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import psutil
+import typer
 from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
+from flows.cli.options import Preset, RayAddress, Sets
+from flows.configuration import cluster_setting, given_configuration
 from flows.terminal import console
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError, StorageError
@@ -28,10 +31,26 @@ _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow",
 _FREE_GIB = 2.0
 
 
-def examine(config: RunConfig | None = None) -> bool:
-    """Print one line per check of a run, by default an embedded model's; return True if all are passed."""
+def doctor(
+    preset: Preset = None,
+    set_: Sets = None,
+    model: Annotated[str | None, typer.Option(help="Folder of the model's weights (model.path).")] = None,
+    ray_address: RayAddress = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Size the run on an RTX4090, A100, H100 or H200 instead, without model or GPU."),
+    ] = None,
+) -> None:
+    """Check this machine, its home and runs, a model with its scorer, and what would run where."""
+    changes = [*(set_ or []), *([] if model is None else [f"model.path={model}"])]
+    changes += cluster_setting(None, ray_address)
+    config = given_configuration(preset, changes, needs_task=gpu is None)
+    raise typer.Exit(0 if (examine(config) if gpu is None else size_up(config, gpu)) else 1)
+
+
+def examine(config: RunConfig) -> bool:
+    """Print one line per check of a run; return True if all are passed."""
     screen = console()
-    config = config or RunConfig()
     healthy, started = True, ExitStack()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("python", lambda: sys.version.split()[0]),
@@ -162,7 +181,6 @@ def _records() -> str:
 
 
 def _devices(config: RunConfig) -> str:
-    """Describe the placement of a run; the hosts of a joined cluster are asked."""
     from tasks.checks.placement import describe_placement
 
     return describe_placement(config)

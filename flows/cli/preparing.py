@@ -61,7 +61,7 @@ def score(
     from storage.pictures import read_frames
     from tasks.checks.quick_checks import judge_image
 
-    config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])], None)
+    config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])])
     try:
         image_HWC = read_frames(image.read_bytes())
     except OSError as error:

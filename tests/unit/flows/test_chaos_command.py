@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import flows.server.prefect_server
+from flows import disturbed_run
 from flows.cli import chaos
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault
@@ -28,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(flows.server.prefect_server, "prefect_server", refuse)
-    monkeypatch.setattr(chaos, "start", refuse)
+    monkeypatch.setattr(disturbed_run, "start", refuse)
     return Home(tmp_path / "home")
 
 

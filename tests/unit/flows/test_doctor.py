@@ -34,7 +34,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_machine_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert doctor.examine()
+    assert doctor.examine(RunConfig())
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("ok") for line in lines)
     text = "\n".join(lines)
@@ -55,7 +55,7 @@ def test_what_is_wrong_is_said_and_the_rest_is_checked(
     monkeypatch.setattr(doctor, "_model_and_scorer", load)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "[red]home[/]"))
-    assert not doctor.examine()
+    assert not doctor.examine(RunConfig())
     text = capsys.readouterr().out
     wrong = [line.split(":")[0] for line in text.splitlines() if line.startswith("wrong")]
     assert wrong == ["wrong packages", "wrong home", "wrong model and scorer", "wrong prefect"]
@@ -89,18 +89,18 @@ def test_damaged_files_of_runs_are_named(
     monkeypatch.setattr(doctor, "_model_and_scorer", lambda *_: "not asked")
     store = RunStore(Home(tmp_path / "home").ensure())
     write_sample_run(store, "r", iterations=2)
-    assert doctor.examine()
+    assert doctor.examine(RunConfig())
     assert said() == "ok    records: 1 runs, all files whole"
     [file] = row_files(store, "r", "samples")
     damage(file)
-    assert not doctor.examine()
+    assert not doctor.examine(RunConfig())
     assert f"1 files of runs are damaged, the first is {file}" in said()
     description = store.home.run("r") / RUN_FILE
     description.write_bytes(b"not JSON" * 1000)
-    assert not doctor.examine()
+    assert not doctor.examine(RunConfig())
     assert f"{description} is damaged" in said()
     description.unlink()
-    assert not doctor.examine()
+    assert not doctor.examine(RunConfig())
     assert f"{store.home.run('r')} has no run.json" in said()
 
 

@@ -55,11 +55,11 @@ def test_where_figures_are_copied_changes_nothing_that_a_run_computes(monkeypatc
     assert there.computes_like(RunConfig())
     assert not there.computes_like(RunConfig(seed=1))
     monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
-    assert configuration_to_resume(there, None, None) == there
+    assert configuration_to_resume(there) == there
     monkeypatch.setenv(TRACKING_VARIABLE, "")  # a run whose server is gone is resumed without it
-    assert configuration_to_resume(there, None, None) == RunConfig()
+    assert configuration_to_resume(there) == RunConfig()
     monkeypatch.setenv(READERS_VARIABLE, '["tensorboard"]')
-    assert configuration_to_resume(there, None, None).tracking.to == ("tensorboard",)
+    assert configuration_to_resume(there).tracking.to == ("tensorboard",)
 
 
 def test_figures_stand_in_sections():
@@ -100,12 +100,12 @@ def test_settings_become_flat_parameters():
 def test_another_number_of_trainers_may_go_on_with_a_run_whose_bits_do_not_depend_on_it():
     runtime = {"reserved_workers": 3, "trainer_workers": 1}
     run = RunConfig.model_validate({"runtime": runtime, "algorithm": {"gradient_shards": 2}})
-    resumed = configuration_to_resume(run, None, None, trainers=2)
+    resumed = configuration_to_resume(run, ["runtime.trainer_workers=2"])
     assert resumed.runtime.trainer_workers == 2 and resumed.computes_like(run)
     with pytest.raises(ConfigurationError, match=r"trainer_workers is 3, above algorithm\.gradient_shards=2"):
-        configuration_to_resume(run, None, None, trainers=3)
+        configuration_to_resume(run, ["runtime.trainer_workers=3"])
     divided = RunConfig.model_validate({"runtime": runtime})
     other = divided.model_copy(update={"runtime": divided.runtime.model_copy(update={"trainer_workers": 2})})
     assert not other.computes_like(divided)
     with pytest.raises(ConfigurationError, match=r"--trainers is 2, but with algorithm\.gradient_shards=1"):
-        configuration_to_resume(divided, None, None, trainers=2)
+        configuration_to_resume(divided, ["runtime.trainer_workers=2"])

@@ -10,6 +10,7 @@ import pytest
 from flows.cli import doctor
 from flows.cli.looking import print_whole, show_figures
 from flows.cli.preparing import show_profile
+from storage.config.run_config import RunConfig
 from tests.simulated import small_profile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +31,7 @@ def test_every_table_prints_a_text_as_it_is(
     show_figures(FIGURES | {"by_tag": {text: FIGURES}}, title=f"title {text}")
     print_whole((f"of {text}",), [(f"cell {text}",)])
     show_profile(small_profile().model_copy(update={"summary": text}))
-    doctor.examine()
+    doctor.examine(RunConfig())
     printed = "\n".join(capsys.readouterr())
     for said in (f"title {text}", f"│ {text}", f"of {text}", f"cell {text}", f"home: {text}"):
         assert said in printed

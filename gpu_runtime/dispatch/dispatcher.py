@@ -15,7 +15,7 @@ Rollouts, evaluations and drafts all go through it. Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, OtherWork, Phase
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
-from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, UnderWay, WorkItem, WorkLeft
+from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, UnderWay, WorkLeft
 from gpu_runtime.worker.history import HistoryLog, names_of
 from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.config.runtime import RuntimeConfig
@@ -73,8 +73,8 @@ class Dispatcher:
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[Future[SampleChunk], Flight] = {}
         self._coming: set[Future[Any]] = set()  # calls of devices that are joining the phase
-        self._items: dict[SampleRequest, WorkItem[SampleRequest]] = {}
         self._freed = False
+        self._idle: dict[str, Device] = {}  # those without work, those under notice included
         self._elsewhere: dict[str, _Elsewhere] = {}
         self._running = False
         # Phases of the current `run`, most important first; and those that have begun and not ended.
@@ -133,20 +133,12 @@ class Dispatcher:
     def work_left(self) -> WorkLeft:
         """Return the work left in the phase, in batches, without the phase beside it."""
         kind = self._phases[0].kind
-        flights = {name: flight for name, flight in self._flights.items() if flight.lease.kind is kind}
-        leased = {request for flight in flights.values() for request in flight.lease.requests}
-        waiting = sorted(
-            item.steps - commit.step
-            for request, item in self._items.items()
-            if item.kind is kind
-            and request not in leased
-            and (commit := self._scheduler.committed(request)) is not None
-        )
         under_way = {
             name: UnderWay(flight.lease.steps - flight.timed_step, flight.step - flight.timed_step)
-            for name, flight in flights.items()
+            for name, flight in self._flights.items()
+            if flight.lease.kind is kind and self._scheduler.is_valid(flight.lease)
         }
-        return WorkLeft(tuple(waiting[:: self._batch_size]), under_way)
+        return WorkLeft(tuple(self._scheduler.waiting_steps(kind)[:: self._batch_size]), under_way)
 
     def _has_work(self) -> bool:
         """Return True if there is anything to wait for.
@@ -171,15 +163,11 @@ class Dispatcher:
             return
         self._begun.append(phase)
         items = phase.begin(lambda: self._ended.put(None))
-        self._add(items)
-        # Drafts are not all known at the start.
-        wanted = [] if phase.kind is RequestKind.EXPLORE else [item.request for item in items]
-        steps = self._items[wanted[0]].steps if wanted else 0
-        self._history.note("generate", kind=phase.kind, requests=names_of(wanted), steps=steps)
-
-    def _add(self, items: Collection[WorkItem[SampleRequest]]) -> None:
         self._scheduler.add(items)
-        self._items |= {item.request: item for item in items}
+        # Drafts are not all known at the start.
+        known = [] if phase.kind is RequestKind.EXPLORE else list(items)
+        names, steps = names_of(item.request for item in known), known[0].steps if known else 0
+        self._history.note("generate", kind=phase.kind, requests=names, steps=steps)
 
     def _add_ready_workers(self) -> None:
         """Let the fleet fill free slots and add loaded devices; the calls that it waits for wake the loop."""
@@ -194,37 +182,39 @@ class Dispatcher:
         if self._fleet.regroups(self.work_left, freed):
             self._add_ready_workers()
         devices = self._fleet.workers(self._phases[0].version)
-        free = [device for device in devices if not self.busy(device.name)]
-        usable = [device for device in free if device.notice is None]
-        awaited = not usable and bool(self._coming)  # one batch waits for the first device to join
+        self._idle = {device.name: device for device in devices if not self.busy(device.name)}
         for phase in self._phases:
-            takers = [device for device in usable if phase.accepts(device)]
-            self._refill(phase, (len(takers) + awaited) * self._batch_size)
-            for device in takers:
-                self._pull(phase, device)
-            usable = [device for device in usable if device.name not in self._flights]
-            awaited = False
-        idle = [device for device in free if device.name not in self._flights]
-        for device in idle:
-            self._fleet.enter(device.name, "idle")
+            self._share_out(phase)
+        for name in self._idle:
+            self._fleet.enter(name, "idle")
         if other is not None:  # for devices that find nothing to generate
-            by_name = {device.name: device for device in idle if device.notice is None}
-            for name, call in other.take(list(by_name.values())).items():
-                self._elsewhere[name] = _Elsewhere(by_name[name], call, self._clock() + self._other_limit_s)
+            for name, call in other.take([one for one in self._idle.values() if one.notice is None]).items():
+                until_s = self._clock() + self._other_limit_s
+                self._elsewhere[name] = _Elsewhere(self._idle[name], call, until_s)
                 call.add_done_callback(self._ended.put)
-        staying = [device for device in devices if device.notice is None]
         for phase in self._phases:  # ahead, while they are busy: planning takes time, too
-            takers = sum(phase.accepts(device) for device in staying)
-            if not phase.over:
-                self._refill(phase, takers * self._batch_size)
+            if phase.plans and not phase.over:
+                self._refill(phase, sum(one.notice is None and phase.accepts(one) for one in devices))
 
-    def _refill(self, phase: Phase, room: int) -> None:
+    def _share_out(self, phase: Phase) -> None:
+        """Let idle devices pull as long as requests of a phase wait."""
+        usable = [device for device in self._idle.values() if device.notice is None]
+        if not usable and self._coming and phase is self._phases[0]:
+            self._refill(phase, 1)  # one batch waits for the first device to join
+        for device in usable:
+            if not (phase.plans or self._scheduler.waiting(phase.kind)):
+                return
+            if phase.accepts(device):
+                self._refill(phase, 1)
+                self._pull(phase, device)
+
+    def _refill(self, phase: Phase, devices: int) -> None:
         """Ask for requests while devices could take them; a partial batch wastes a device's time."""
-        while self._scheduler.waiting(phase.kind) < room:
+        while self._scheduler.waiting(phase.kind) < devices * self._batch_size:
             items = phase.more()
             if not items:
                 return
-            self._add(items)
+            self._scheduler.add(items)
 
     def _pull(self, phase: Phase, device: Device) -> None:
         """Let a free device start on the next requests of a phase, if it may."""
@@ -234,6 +224,7 @@ class Dispatcher:
             return
         lease = self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kinds)
         if lease:
+            del self._idle[device.name]
             self._fleet.enter(device.name, "explore" if phase.kind is RequestKind.EXPLORE else "rollout")
             self._begin(phase, device, lease)
 
@@ -421,5 +412,4 @@ class Dispatcher:
                 self._history.note("back", lease=flight.lease.number, why="dropped")
                 self._scheduler.drop(flight.lease.requests)
             self._scheduler.drop_waiting(phase.kind)
-            self._items = {r: item for r, item in self._items.items() if item.kind is not phase.kind}
             self._begun.remove(phase)

@@ -105,6 +105,7 @@ class DraftPhase:
 
     kind = RequestKind.EXPLORE
     must_end = False
+    plans = True
 
     def __init__(
         self,

@@ -72,6 +72,11 @@ class Phase(Protocol):
         ...
 
     @property
+    def plans(self) -> bool:
+        """True if `more` may return requests; else `begin` returns all."""
+        ...
+
+    @property
     def calls(self) -> Collection[Future[Any]]:
         """Calls that the phase waits for, besides those of devices, such as scores."""
         ...

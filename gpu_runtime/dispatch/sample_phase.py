@@ -38,6 +38,7 @@ class SamplePhase:
 
     must_end = True
     awaits_devices = True
+    plans = False
     calls: Collection[Future[Any]] = ()
 
     def __init__(

@@ -268,6 +268,11 @@ class WaitingRequests(Generic[RequestT]):
         found = self._next(version, kinds)
         return None if found is None else found[1].first
 
+    def lanes(self, kind: RequestKind) -> list[tuple[int, int]]:
+        """Return the denoising steps left of each lane's requests, and their number."""
+        lanes = [queue.lanes for (one, _), queue in self._queues.items() if one is kind]
+        return [(steps - step, len(lane)) for each in lanes for (steps, step), lane in each.items()]
+
     def _next(
         self, version: Hashable, kinds: Collection[RequestKind]
     ) -> tuple[RequestKind, _VersionQueue[RequestT]] | None:

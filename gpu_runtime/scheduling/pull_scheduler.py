@@ -126,6 +126,14 @@ class PullScheduler(Generic[RequestT]):
         """Return the number of requests that no worker holds, of some kinds; by default of all."""
         return sum(self._waiting.count[kind] for kind in kinds or RequestKind)
 
+    def waiting_steps(self, kind: RequestKind) -> list[int]:
+        """Return the denoising steps left of each request of a kind that no worker holds, in rising order."""
+        return [left for left, count in sorted(self._waiting.lanes(kind)) for _ in range(count)]
+
+    def is_valid(self, lease: Lease[RequestT]) -> bool:
+        """Return True if a lease has not ended."""
+        return lease.number in self._leases.live
+
     def committed(self, request: RequestT) -> Commit | None:
         """Return the newest commit of an open request; None for any other."""
         progress = self._open.get(request)

@@ -208,6 +208,8 @@ class Scheduling(RuleBasedStateMachine):
             of_kind = [known for known in self.open.values() if known.item.kind is kind]
             assert queue.unfinished(kind) == len(of_kind)
             assert queue.waiting(kind) == sum(known.lease is None for known in of_kind)
+            waiting = sorted(known.item.steps - known.step for known in of_kind if known.lease is None)
+            assert queue.waiting_steps(kind) == waiting
         assert queue.next_expiry_s == min(self.expires.values(), default=None)
         counters = queue.counters
         assert (counters.duplicates, counters.stale_commits, counters.expired) == (

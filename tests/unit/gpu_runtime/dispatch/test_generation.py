@@ -90,6 +90,14 @@ def test_samples_have_the_order_of_the_requests_and_the_bits_of_one_go(seed: int
     assert (leases, calls) == (4, 4 * -(-STEPS // commit_steps))
 
 
+def test_devices_are_only_asked_to_take_part_while_requests_wait():
+    asked: list[str] = []
+    stage = Stage()
+    stage.phase.accepts = lambda device: not asked.append(device.name)
+    assert_all_there(stage.run())
+    assert len(asked) == 4, "once a batch"
+
+
 def test_evaluation_has_its_own_number_of_steps():
     wanted = [request(prompt, 0, RequestKind.EVALUATE) for prompt in range(3)]
     stage = Stage(names=[TRAINER], requests=wanted)

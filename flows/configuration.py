@@ -18,7 +18,10 @@ _PLACES = (READERS_VARIABLE, TRACKING_VARIABLE, MIRROR_VARIABLE)
 
 
 def given_configuration(preset: str | None, settings: Given, needs_task: bool = True) -> RunConfig:
-    """Return the configuration of `given_with_sources`, without the sources."""
+    """Return the configuration of `given_with_sources`, without the sources.
+
+    Args: those of `given_with_sources`.
+    """
     return given_with_sources(preset, settings, None, needs_task)[0]
 
 

@@ -52,7 +52,7 @@ from tasks.inputs import (
     refuse_unfit_decisions,
 )
 from tasks.iteration.alarm import answer, take_up
-from tasks.iteration.budget import end_at_spent_budget, keep_to_budget
+from tasks.iteration.budget import end_at_spent_budget
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.iteration.phases import evaluate, explore, reward, rollout, train
 from tasks.iteration.seeds import review_seeds
@@ -240,7 +240,7 @@ def _train(session: Session) -> dict[str, Any]:
                 session, rolled, scores, trained, review, started_at, ended_at, collected
             )
             _note_troubles(session, collected)
-            keep_to_budget(session, record)
+            end_at_spent_budget(session, iteration, record)
             committing = commit.submit(session, record)
             started_at = ended_at
             if session.evaluates_after(iteration):

@@ -88,17 +88,12 @@ def _judged(started: Reproduction, was: Reference | None, now: Reference, tolera
             ended, verdict="recorded", message="the first of its series; later ones are compared with it"
         )
     compared = compare(was, now, tolerance)
-    interval = compared.interval
+    found = compared.interval
     return dataclasses.replace(
-        ended,
-        verdict=compared.verdict,
-        message=compared.message,
-        score_was=was.score,
-        difference=interval.mean if interval else None,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
+        ended, verdict=compared.verdict, message=compared.message, score_was=was.score,
+        difference=found and found.mean, low=found and found.low, high=found and found.high,
         differences=[*compared.causes, *compared.results],
-    )
+    )  # fmt: skip
 
 
 def _last_evaluation(was: Reference) -> Reference:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from scipy import stats
-
 from storage.environment import DECISIONS, DEVICES, PRESET, PURPOSE
+from storage.evaluations.figures import Estimate, over_seeds
 from storage.evaluations.reproductions import HeldOut, Reference, Verdict
 
 _DEVICE = ("machine", "processor", "accelerators", DEVICES)
 _DATA = "digest "
 _CODE = "commit"
-_CONFIDENCE = 0.95
 _SHOWN_PROMPTS = 5
 _IGNORED_SETTINGS = {"runtime.cluster", "tracking.to", "tracking.uri"}
 """Settings of where a run computes and is copied to, which do not change its results."""
@@ -26,28 +24,19 @@ Difference = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Mean of paired differences (now minus then), with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-    pairs: int
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The result of the comparison.
 
     Attributes:
-        interval: of the last evaluation that both have; None with fewer than two pairs.
+        interval: of the paired differences (now minus then) of the last evaluation that both have; None with
+            fewer than two prompts.
         causes: differences that may have changed the outcome.
         results: differences in the outcome.
     """
 
     verdict: Verdict
     message: str
-    interval: Interval | None
+    interval: Estimate | None
     causes: list[Difference]
     results: list[Difference]
 
@@ -67,40 +56,45 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
         *_configuration(was.config, now.config),
         *_prompts(was, now),
     ]
-    results, interval = [*_results(was, now)], paired_interval(was, now)
+    results, (interval, pairs) = [*_results(was, now)], paired_interval(was, now)
     verdict: Verdict = "drifted"
     if not results:
-        verdict, message = "identical", _identical(now, causes)
+        compared = f"{len(now.digests)} files of weights and {sum(map(len, now.scores.values()))} held-out"
+        others = f", although these differ: {_names(causes)}" if causes else ""
+        verdict, message = "identical", f"identical to the bit: {compared} scores{others}"
     elif not (why := _why_bits_may_differ(was, now)):
         message = _drifted(causes, results)
+    elif interval is None:
+        message = f"{why}: no held-out scores to compare; {_drifted(causes, results)}"
     else:
-        said = f"{_interval_in_words(interval)}, tolerance {tolerance:g}"
+        said = (
+            f"held-out score differs by {interval.mean:+.4f}, 95 % interval {interval.low:+.4f} to "
+            f"{interval.high:+.4f} over {pairs} pairs, tolerance {tolerance:g}"
+        )
         message = f"{why}: {said}; {_drifted(causes, results)}"
-        if interval is not None and interval.low <= 0 <= interval.high and abs(interval.mean) <= tolerance:
+        if interval.low <= 0 <= interval.high and abs(interval.mean) <= tolerance:
             verdict, message = "within", f"{why}, other bits, the same scores: {said}"
     return Comparison(verdict, message, interval, causes, results)
 
 
-def paired_interval(was: Reference, now: Reference) -> Interval | None:
-    """Return the paired differences of held-out scores after the last iteration that both evaluated."""
+def paired_interval(was: Reference, now: Reference) -> tuple[Estimate | None, int]:
+    """Return the mean difference of held-out scores after the last iteration that both evaluated, and pairs.
+
+    None if fewer than two prompts have pairs: a single one has no spread.
+    """
     both = was.scores.keys() & now.scores.keys()
-    if not both:
-        return None
-    then = {(one.prompt_id, one.seed_index): one.score for one in was.scores[max(both)]}
+    last = max(both, default=0)
+    then = {(one.prompt_id, one.seed_index): one.score for one in was.scores[last]} if both else {}
     texts = now.prompts.get("evaluate", {})
     of_prompt: defaultdict[str | int, list[float]] = defaultdict(list)  # rows of the same text are one prompt
-    for one in now.scores[max(both)]:
+    for one in now.scores.get(last, ()):
         if (one.prompt_id, one.seed_index) in then:
             gap = one.score - then[one.prompt_id, one.seed_index]
             of_prompt[texts.get(one.prompt_id, one.prompt_id)].append(gap)
-    gaps = [float(np.mean(values)) for values in of_prompt.values()]
-    if len(gaps) < 2:  # a single prompt has no spread
-        return None
-    mean = float(np.mean(gaps))
-    width = float(
-        np.std(gaps, ddof=1) / np.sqrt(len(gaps)) * stats.t.ppf((1 + _CONFIDENCE) / 2, len(gaps) - 1)
-    )
-    return Interval(mean, mean - width, mean + width, sum(map(len, of_prompt.values())))
+    pairs = sum(map(len, of_prompt.values()))
+    if len(of_prompt) < 2:
+        return None, pairs
+    return over_seeds([*map(statistics.fmean, of_prompt.values())], lowest=-1.0), pairs
 
 
 def _why_bits_may_differ(was: Reference, now: Reference) -> str:
@@ -179,12 +173,6 @@ def _scores(iteration: int, was: list[HeldOut], now: list[HeldOut]) -> Iterator[
     yield _difference("result", what, *means)
 
 
-def _identical(now: Reference, causes: list[Difference]) -> str:
-    compared = f"{len(now.digests)} files of weights and {sum(map(len, now.scores.values()))} held-out scores"
-    others = f", although these differ: {_names(causes)}" if causes else ""
-    return f"identical to the bit: {compared}{others}"
-
-
 def _drifted(causes: list[Difference], results: list[Difference]) -> str:
     some = f"{len(results)} results differ, such as" if len(results) > 1 else "1 result differs:"
     came_out = f"{some} the {_name(results[0])}"
@@ -199,15 +187,6 @@ def _names(differences: list[Difference]) -> str:
 
 def _name(difference: Difference) -> str:
     return f"{difference['what']} was {difference['was']}, is {difference['is']}"
-
-
-def _interval_in_words(interval: Interval | None) -> str:
-    if interval is None:
-        return "no held-out scores to compare"
-    return (
-        f"held-out score differs by {interval.mean:+.4f}, 95 % interval {interval.low:+.4f} to "
-        f"{interval.high:+.4f} over {interval.pairs} pairs"
-    )
 
 
 def _difference(kind: str, what: str, was: object, now: object) -> Difference:

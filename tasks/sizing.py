@@ -31,25 +31,18 @@ _SMALL = 2 * GIB
 
 
 @dataclass(frozen=True)
-class RunTime:
-    """Hours, and dollars if there is a price, of a run on devices that are all on demand, and all train."""
-
-    devices: int
-    hours: Spread
-    usd: Spread | None
-
-
-@dataclass(frozen=True)
 class RunSize:
     """The size of a run: the memory of a device, and times by the number of devices.
 
     Attributes:
+        times: numbers of devices, all on demand and training, with the hours of a run and its dollars, if there
+            is a price.
         no_price: why there are no dollars; empty if there are.
     """
 
     gpu: Gpu
     memory: DeviceMemory
-    times: Sequence[RunTime]
+    times: Sequence[tuple[int, Spread, Spread | None]]
     profile: Profile
     no_price: str = ""
 
@@ -81,7 +74,7 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
     for devices in [reserved] if isinstance(reserved, int) else _DEVICES:
         hours = Spread(*(_hours(config, profile, devices, end) for end in (None, LowEnd(), HighEnd())))
         usd = Spread(*(devices * usd_per_hour * each for each in (hours.median, hours.low, hours.high)))
-        times.append(RunTime(devices, hours, None if no_price else usd))
+        times.append((devices, hours, None if no_price else usd))
     memory = device_memory(config, model, keeps_reference(config.algorithm, config.evaluation))
     return RunSize(gpu, memory, times, profile, no_price)
 

@@ -20,7 +20,7 @@ WITHOUT_RAY = ("runtime.cluster=local",)
 @contextmanager
 def served(folder: Path) -> Iterator[Path]:
     """A home whose runs find a Prefect server there, which takes longer to start than they take."""
-    server = LocalServer(Home(folder).ensure(), 0)
+    server = LocalServer(Home(folder).ensure(), first_port=0)
     server.wait_ready()
     yield folder
     server.stop()

@@ -140,7 +140,7 @@ def main() -> None:
     arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        server = LocalServer(Home(Path(folder)), 4250)
+        server = LocalServer(Home(Path(folder)), first_port=4250)
         try:
             server.wait_ready()
             runs = RecordedRuns(Path(folder), server.client_environment)

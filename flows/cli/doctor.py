@@ -25,7 +25,7 @@ from storage.home import Home
 from storage.record.run_store import RunStore, bare_folders
 
 if TYPE_CHECKING:  # it imports torch
-    from tasks.sizing import DeviceMemory, RunTime
+    from tasks.sizing import DeviceMemory, Spread
 
 _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
 _FREE_GIB = 2.0
@@ -117,7 +117,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     lines = [
         f"{instead.name}: {_gib(instead.low, instead.high)} GiB instead",
         f"{config.iterations} iterations, all devices on demand and training, counted (low to high):",
-        *(f"  {time.devices} x {kind}: {_time_in_words(time)}" for time in size.times),
+        *(f"  {devices} x {kind}: {_time_in_words(hours, usd)}" for devices, hours, usd in size.times),
         *([size.no_price] if size.no_price else []),
         f"a denoising step: {size.profile.step.source}; assumed: {assumed}",
         *([] if config.reward.scorer else [stand_in_in_words(size.profile)]),
@@ -127,9 +127,8 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     return size.fits
 
 
-def _time_in_words(time: RunTime) -> str:
+def _time_in_words(hours: Spread, usd: Spread | None) -> str:
     """Return hours and dollars of a run, each with the ends of its range."""
-    hours, usd = time.hours, time.usd
     said = f"{hours.median:.3g} h ({hours.low:.3g} to {hours.high:.3g})"
     return said if usd is None else f"{said}, ${usd.median:,.0f} (${usd.low:,.0f} to ${usd.high:,.0f})"
 

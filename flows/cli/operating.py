@@ -17,8 +17,7 @@ from pydantic import ValidationError
 
 from flows.cli.options import AllowHost, Port, RunName, run_argument, set_option
 from flows.configuration import look_at_inputs
-from flows.deployed.forms import ReproductionForm
-from flows.deployed.schedule import Nightly
+from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, ReproductionForm
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
@@ -49,16 +48,15 @@ def up(
     ] = False,
     cron: Annotated[
         str, typer.Option(help="Schedule: minute, hour, day, month, day of the week.")
-    ] = Nightly.cron,
-    timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = Nightly.timezone,
+    ] = NIGHTLY_CRON,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = NIGHTLY_ZONE,
 ) -> None:
     """Start Prefect with all deployments, and the dashboard; Ctrl-C ends them all."""
-    from flows.deployed.up import UpOptions
     from flows.deployed.up import up as run_up
+    from flows.server.note import ServerNote
 
-    nightly = Nightly(schedule, cron, timezone)
-    options = UpOptions(server_port, ui_port, host, tuple(allow_host or ()), runs_at_once, nightly)
-    raise typer.Exit(run_up(Home.from_environment(), options))
+    own = ServerNote(host, server_port, tuple(allow_host or ()))
+    raise typer.Exit(run_up(Home.from_environment(), own, ui_port, runs_at_once, (schedule, cron, timezone)))
 
 
 def down() -> None:

@@ -24,6 +24,9 @@ else:
 Setting = Annotated[str, StringConstraints(pattern="^[^=]+=")]
 """`section.key=value`, as in `sampling.noise_level=0.5`."""
 
+NIGHTLY_CRON, NIGHTLY_ZONE = "0 2 * * *", "UTC"
+"""When the nightly reproductions start, unless `spotlight up` says otherwise."""
+
 _RUN_ID = r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$"
 
 

@@ -20,8 +20,7 @@ from prefect.schedules import Cron
 from prefect.utilities.callables import ParameterSchema
 
 from flows.deployed.deployments import FLOWS, reproduce_by_form
-from flows.deployed.forms import ReproductionForm
-from flows.deployed.schedule import Nightly
+from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, ReproductionForm
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
 from flows.server.children import end_processes
 from storage.home import Home
@@ -45,9 +44,16 @@ class _NoOtherParameters(ParameterSchema):
     additionalProperties: bool  # JSON schema names it so
 
 
-def deployments(nightly: Nightly) -> list[RunnerDeployment]:
-    """Return the five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`."""
-    schedule = Cron(nightly.cron, timezone=nightly.timezone, active=nightly.active, slug="nightly")
+def deployments(
+    active: bool = False, cron: str = NIGHTLY_CRON, timezone: str = NIGHTLY_ZONE
+) -> list[RunnerDeployment]:
+    """Return the five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`.
+
+    Args:
+        active: True if the nightly ones start by themselves; else a person switches them on in Prefect.
+        cron, timezone: when.
+    """
+    schedule = Cron(cron, timezone=timezone, active=active, slug="nightly")
     # Not the file: a flow run must find it whatever folder `up` was started in.
     kind = EntrypointType.MODULE_PATH
     made = [flow.to_deployment(flow.name, entrypoint_type=kind) for flow in FLOWS]
@@ -111,11 +117,10 @@ def _end_in_order(runner: Runner) -> None:
 
 
 def main() -> None:
-    """Serve to the server of PREFECT_API_URL, as `up` says: `ready`, `runs_at_once`, `nightly` in JSON."""
-    said = json.loads(sys.argv[1])
+    """Serve to the server of PREFECT_API_URL; `up` gives the arguments in JSON."""
+    schedule, runs_at_once, ready = json.loads(sys.argv[1])
     # Made outside of the loop, where Prefect's functions wait for themselves.
-    served = deployments(Nightly(**said["nightly"]))
-    asyncio.run(serve(served, said["runs_at_once"], Path(said["ready"])))
+    asyncio.run(serve(deployments(*schedule), runs_at_once, Path(ready)))
 
 
 if __name__ == "__main__":

@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zoneinfo
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from flows.deployed.schedule import Nightly
 from flows.progress import reporter
 from flows.server.children import ENDING_S, Child, end_processes
-from flows.server.dashboards import (
-    DASHBOARD_FOLDER,
-    DEFAULT_PORT,
-    check_login,
-    dashboard_command,
-    dashboard_environment,
-    noted_dashboard,
-)
+from flows.server.dashboards import check_login, noted_dashboard, start_dashboard
 from flows.server.local_server import LocalServer, for_client
 from flows.server.note import ServerNote, living_note, living_server, read_note, sole_holder
 from flows.server.password import home_password, password_file
-from flows.server.ports import LOOPBACK, SERVER_PORT, check_address, is_loopback, reachable, refuse_taken_port
+from flows.server.ports import check_address, is_loopback, reachable, refuse_taken_port
 from flows.server.prefect_server import is_healthy
-from storage.errors import ConfigurationError, ServerError
+from storage.errors import ConfigurationError, ServerError, quoted
 from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE, UP_VARIABLE, Home
 from storage.processes import SAFE_PATH, python_command
 from storage.record.files import locked
@@ -50,38 +43,27 @@ _PAGES = "/v2"
 """The path of the Prefect UI that its first page leads to; an address without it may open the other UI."""
 
 
-@dataclass(frozen=True)
-class UpOptions:
-    """The options of `up`.
+_CRON_FIELDS = {
+    "minute": (0, 59, ""),
+    "hour": (0, 23, ""),
+    "day of the month": (1, 31, ""),
+    "month": (1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
+    "day of the week": (0, 7, "sun mon tue wed thu fri sat"),
+}
+"""The least and the greatest number of each field of a schedule, and the names that it may have instead."""
 
-    Attributes:
-        server_port, dashboard_port: ports of Prefect and of the dashboard.
-        host: address of this machine to listen on.
-        names: further names that Prefect's server and the dashboard answer to, such as a proxy's.
-        runs_at_once: flow runs that may run at the same time; more wait.
-        nightly: schedule of the reproducibility runs.
-    """
-
-    server_port: int = SERVER_PORT
-    dashboard_port: int = DEFAULT_PORT
-    host: str = LOOPBACK
-    names: tuple[str, ...] = ()
-    runs_at_once: int = 1
-    nightly: Nightly = field(default_factory=Nightly)
-
-    @property
-    def server(self) -> ServerNote:
-        """The note of an `up`: where Prefect's server listens."""
-        return ServerNote(self.host, self.server_port, self.names)
-
-    @property
-    def dashboard_url(self) -> str:
-        """The dashboard's address as this machine sees it."""
-        return f"http://{reachable(self.host)}:{self.dashboard_port}"
+Schedule = tuple[bool, str, str]
+"""The arguments of `flows.deployed.serving.deployments`: active, cron, time zone."""
 
 
-def up(home: Home, options: UpOptions) -> int:
+def up(home: Home, own: ServerNote, ui_port: int, runs_at_once: int, schedule: Schedule) -> int:
     """Start all three, print their addresses, and wait for Ctrl-C, SIGTERM or the death of one.
+
+    Args:
+        own: where Prefect's server and the dashboard listen, and what names they answer to.
+        ui_port: the dashboard's port.
+        runs_at_once: flow runs that may run at the same time; more wait.
+        schedule: of the reproducibility runs.
 
     Returns:
         Exit code: 0 if a person ended it, 1 if one of the three died.
@@ -89,25 +71,32 @@ def up(home: Home, options: UpOptions) -> int:
     Raises:
         ConfigurationError, ServerError: an unusable value, port or home; or one of the three did not start.
     """
-    _check(home, options)
-    with sole_supervisor(home, options), _ending_asked(home) as asked:
-        ports = {"--ui-port": options.dashboard_port}
+    _check(home, own, ui_port, schedule)
+    with sole_supervisor(home, own), _ending_asked(home) as asked:
+        ports = {"--ui-port": ui_port}
         if living_server(home) is None:  # a run of this home may have started it already
-            ports["--server-port"] = options.server_port
+            ports["--server-port"] = own.port
         for name, port in ports.items():
-            refuse_taken_port(port, f"choose another with `spotlight up {name}`", options.host)
-        with noted_dashboard(home, options.host, options.dashboard_port), ExitStack() as ends:
-            return _serve(home, options, asked, ends)
+            refuse_taken_port(port, f"choose another with `spotlight up {name}`", own.host)
+        with noted_dashboard(home, own.host, ui_port), ExitStack() as ends:
+            return _serve(home, own, ui_port, (schedule, runs_at_once), asked, ends)
 
 
-def _serve(home: Home, options: UpOptions, asked: threading.Event, ends: ExitStack) -> int:
+def _serve(
+    home: Home,
+    own: ServerNote,
+    ui_port: int,
+    said: tuple[Schedule, int],
+    asked: threading.Event,
+    ends: ExitStack,
+) -> int:
     """Do the work of `up`; `ends` gets what ends the three: the deployments with their runs first."""
     ready = home.path / "up.ready"
     ready.unlink(missing_ok=True)
     ends.callback(ready.unlink, missing_ok=True)
     ends.callback(lambda: end_processes(left_of(home)))  # descendants of a killed child
     mark = {UP_VARIABLE: _mark(home), HOME_VARIABLE: str(home.path)}
-    server = LocalServer(home, options.server_port, options.host, True, options.names, mark)
+    server = LocalServer(home, own, mark)
     ends.callback(server.stop)
     children: list[Child] = []
 
@@ -116,39 +105,29 @@ def _serve(home: Home, options: UpOptions, asked: threading.Event, ends: ExitSta
 
     if not _wait(server.is_ready, asked, dead, home):
         return 0
-    links = {DASHBOARD_URL_VARIABLE: options.dashboard_url}
+    dashboard_url = f"http://{reachable(own.host)}:{ui_port}"
+    links = {DASHBOARD_URL_VARIABLE: dashboard_url}  # a person's own, such as a proxy's, goes first
     environment = links | for_client(os.environ, server.client_environment) | mark
-    for child in _children(home, options, environment, ready):
-        children.append(child)
-        ends.callback(child.stop)
-    if not _wait(
-        lambda: ready.exists() and is_healthy(f"{options.dashboard_url}/_stcore"), asked, dead, home
-    ):
-        return 0
-    _say_where(home, options)
-    while not asked.wait(_LOOK_S):
-        if said := dead():
-            reporter().note(f"error: {said}\nending the others")
-            return 1
-    reporter().note("ending; runs that go on save what they hold (Ctrl-C again ends at once)")
-    return 0
-
-
-def _children(home: Home, options: UpOptions, environment: Mapping[str, str], ready: Path) -> Iterator[Child]:
-    """Start the dashboard and the deployments, which make the file `ready` once runs can be started."""
-    # SIGKILL: Streamlit's own shutdown hangs if its output is not read, and it only reads.
-    yield Child(
-        "dashboard", dashboard_command(options.dashboard_port, options.host, options.names),
-        dashboard_environment(home, environment), home.logs / "dashboard.log",
-        signal.SIGKILL, folder=DASHBOARD_FOLDER,
-    )  # fmt: skip
-    said = {"ready": str(ready), "runs_at_once": options.runs_at_once, "nightly": asdict(options.nightly)}
+    log = home.logs / "dashboard.log"
+    children.append(start_dashboard(home, ui_port, own.host, own.names, environment, log))
+    ends.callback(children[0].stop)
     # Prefect reads the settings of its current folder: it is not the person's, to which a run returns.
-    yield Child(
-        "deployments", python_command("-m", SERVING_MODULE, json.dumps(said)),
+    deployments = Child(
+        "deployments", python_command("-m", SERVING_MODULE, json.dumps([*said, str(ready)])),
         {**environment, **SAFE_PATH, "PREFECT_LOGGING_LEVEL": "INFO", FOLDER_VARIABLE: os.getcwd()},
         home.logs / "deployments.log", patience_s=ENDING_S, folder=home.prefect,
     )  # fmt: skip
+    children.append(deployments)
+    ends.callback(deployments.stop)
+    if not _wait(lambda: ready.exists() and is_healthy(f"{dashboard_url}/_stcore"), asked, dead, home):
+        return 0
+    reporter().note(where_to_look(home, own, dashboard_url, said[0]))
+    while not asked.wait(_LOOK_S):
+        if why := dead():
+            reporter().note(f"error: {why}\nending the others")
+            return 1
+    reporter().note("ending; runs that go on save what they hold (Ctrl-C again ends at once)")
+    return 0
 
 
 def _wait(
@@ -218,7 +197,7 @@ def state_file(home: Home) -> Path:
 
 
 @contextmanager
-def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
+def sole_supervisor(home: Home, own: ServerNote) -> Iterator[None]:
     """Hold a home's lock, and note its `up`.
 
     Raises:
@@ -234,7 +213,6 @@ def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
                 f"`spotlight up` runs already for {home.path}{holder}; use it, end it with `spotlight down`, "
                 "or set SPOTLIGHT_HOME to another folder"
             )
-        own = options.server
         own.write(file)
         try:
             if left := left_of(home):
@@ -281,13 +259,11 @@ def _in_words(process: psutil.Process) -> str:
         return str(process.pid)
 
 
-def _check(home: Home, options: UpOptions) -> None:
-    check_address(options.host, options.names)
-    check_login(home, options.host)
-    if options.server_port == options.dashboard_port:
-        raise ConfigurationError(
-            f"--server-port and --ui-port are both {options.server_port}; give them two ports"
-        )
+def _check(home: Home, own: ServerNote, ui_port: int, schedule: Schedule) -> None:
+    check_address(own.host, own.names)
+    check_login(home, own.host)
+    if own.port == ui_port:
+        raise ConfigurationError(f"--server-port and --ui-port are both {ui_port}; give them two ports")
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
         raise ConfigurationError(
@@ -295,18 +271,60 @@ def _check(home: Home, options: UpOptions) -> None:
             "serve the deployments there: see docs/reference/server.md"
         )
     home_password(home.ensure())
-    if not is_loopback(options.host):
+    check_schedule(*schedule[1:])
+    if not is_loopback(own.host):
         reporter().note(
-            f"warning: --host {options.host}: other machines reach the dashboard, which asks for its login, "
+            f"warning: --host {own.host}: other machines reach the dashboard, which asks for its login, "
             f"and Prefect, which asks for the line in {password_file(home)}; neither encrypts what is sent"
         )
 
 
-def _say_where(home: Home, options: UpOptions) -> None:
-    reporter().note(
-        f"Prefect UI: {options.server.ui_url}{_PAGES}/deployments (start, watch and cancel runs)\n"
+def check_schedule(cron: str, timezone: str) -> None:
+    """Refuse a schedule that would fail later, in another process.
+
+    Raises:
+        ConfigurationError: the expression is of another form, or the zone does not exist.
+    """
+    parts = cron.split()
+    if len(parts) != len(_CRON_FIELDS):
+        raise ConfigurationError(
+            f"--cron {quoted(cron)} has {len(parts)} fields, not {len(_CRON_FIELDS)}: "
+            f'{", ".join(_CRON_FIELDS)}, as in "0 2 * * *"'
+        )
+    for part, (field, (least, most, names)) in zip(parts, _CRON_FIELDS.items(), strict=True):
+        for one in part.split(","):
+            found = re.fullmatch(r"(\*|(\w+)(?:-(\w+))?)(?:/([1-9]\d{0,3}))?", one, re.ASCII)
+            ends = [end for end in found.group(2, 3) if end is not None] if found else [""]
+            if not all(
+                end.lower() in names.split() or (end.isdigit() and least <= int(end[:4]) <= most)
+                for end in ends
+            ):
+                raise ConfigurationError(
+                    f"--cron {quoted(cron)}: {quoted(part)} is no {field}; write *, a number from {least} to "
+                    f"{most}, a range such as {least}-{most}, a step such as */2, or several with commas "
+                    "between"
+                )
+    try:
+        zoneinfo.ZoneInfo(timezone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            f"--timezone {quoted(timezone)} is no zone that this machine knows; write UTC, or a name such as "
+            "Europe/Berlin"
+        ) from error
+
+
+def where_to_look(home: Home, own: ServerNote, dashboard_url: str, schedule: Schedule) -> str:
+    """Describe for the person who started it where the pages are, and when the nightly runs start.
+
+    Args: those of `up`, and the dashboard's address.
+    """
+    active, cron, timezone = schedule
+    when = f"{cron!r} in {timezone}"
+    nightly = f"on, {when}" if active else f"off (`spotlight up --schedule` runs them {when})"
+    return (
+        f"Prefect UI: {own.ui_url}{_PAGES}/deployments (start, watch and cancel runs)\n"
         f"            log in with the line in {password_file(home)}\n"
-        f"dashboard:  {options.dashboard_url} (look at runs)\n"
-        f"nightly reproducibility runs: {options.nightly.in_words()}\n"
+        f"dashboard:  {dashboard_url} (look at runs)\n"
+        f"nightly reproducibility runs: {nightly}\n"
         "Ctrl-C ends all three"
     )

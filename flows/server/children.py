@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +37,7 @@ class Child:
     Args:
         command: command to run; the first part is an absolute path.
         environment: its whole environment.
-        log: file to which its output is appended; it may be removed.
+        log: file to which its output is appended, and which may be removed; None for that of this process.
         parting: signal that ends it in order, also sent when the parent dies.
         patience_s: seconds it may take to end before it is killed.
         folder: its current folder; None for that of this process.
@@ -48,15 +48,15 @@ class Child:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        log: Path,
+        log: Path | None,
         parting: signal.Signals = signal.SIGTERM,
         patience_s: float = 15.0,
         folder: Path | None = None,
     ) -> None:
         self.name, self.log = name, log
         self._parting, self._patience_s = parting, patience_s
-        self._log_begins = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as output:
+        self._log_begins = log.stat().st_size if log is not None and log.exists() else 0
+        with nullcontext() if log is None else log.open("ab") as output:
             self.process = launch(command, environment, output, parting, folder)
 
     @property
@@ -65,7 +65,7 @@ class Child:
         if (code := self.process.poll()) is None:
             return None
         lines: list[str] = []
-        with suppress(FileNotFoundError), self.log.open("rb") as written:
+        with suppress(FileNotFoundError), open(self.log or os.devnull, "rb") as written:
             size = written.seek(0, os.SEEK_END)
             written.seek(max(self._log_begins, size - _TAIL_BYTES))
             lines = written.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]

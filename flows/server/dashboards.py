@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from flows.server.children import launch
+from flows.server.children import Child
 from flows.server.note import ServerNote, living_note, read_note
 from flows.server.ports import LOOPBACK, check_address, is_free, is_loopback, refuse_taken_port
 from storage.access.login import read_login
@@ -20,17 +20,23 @@ from storage.processes import python_command
 DEFAULT_PORT = 8501
 _PORTS_TRIED = 20
 _SERVER = Path(__file__).resolve().parents[2] / "ui/server/server.py"
-DASHBOARD_FOLDER = _SERVER.parent
-"""The current folder of a dashboard: one without a person's `.streamlit/config.toml`."""
 
 
-def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:
-    """Return the command that serves the dashboard on an address of this machine.
+def start_dashboard(
+    home: Home,
+    port: int,
+    host: str,
+    names: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path | None = None,
+) -> Child:
+    """Start the dashboard of a home on an address of this machine, without a person's Streamlit settings.
 
     Args:
         names: further host names to answer to, such as a proxy's.
+        log: as of `Child`.
     """
-    return python_command(
+    command = python_command(
         "-m", "streamlit", "run", str(_SERVER),
         "--server.address", host, "--server.port", str(port), "--server.headless", "true",
         "--server.baseUrlPath", "", "--server.sslCertFile", "", "--server.sslKeyFile", "",
@@ -39,12 +45,12 @@ def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()
         "--runner.magicEnabled", "false", "--server.fileWatcherType", "none",
         "--", *(part for name in names for part in ("--name", name)),
     )  # fmt: skip
-
-
-def dashboard_environment(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a person's environment for a home's dashboard: without settings of Streamlit."""
     kept = {name: value for name, value in environ.items() if not name.startswith("STREAMLIT_")}
-    return kept | {HOME_VARIABLE: str(home.path)}
+    # SIGKILL: Streamlit's own shutdown hangs if its output has no reader left, and it only reads.
+    return Child(
+        "dashboard", command, kept | {HOME_VARIABLE: str(home.path)}, log, signal.SIGKILL,
+        folder=_SERVER.parent,  # one without a person's `.streamlit/config.toml`
+    )  # fmt: skip
 
 
 def check_login(home: Home, host: str) -> None:
@@ -64,7 +70,7 @@ def check_login(home: Home, host: str) -> None:
 def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> int:
     """Serve the dashboard until Ctrl-C; return its exit code.
 
-    Args: home whose runs are shown, and those of `dashboard_command`.
+    Args: those of `start_dashboard`.
 
     Raises:
         ConfigurationError: an incomplete login, a missing one where others reach the address, or an invalid
@@ -75,16 +81,11 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
     check_login(home, host)
     refuse_taken_port(port, "choose another with `spotlight ui --port`", host)
     with noted_dashboard(home, host, port):
-        # SIGKILL: Streamlit's own shutdown hangs if its output has no reader left, and it only reads.
-        process = launch(
-            dashboard_command(port, host, names), dashboard_environment(home, os.environ),
-            output=None, at_death=signal.SIGKILL, folder=DASHBOARD_FOLDER,
-        )  # fmt: skip
+        child = start_dashboard(home, port, host, names, os.environ)
         try:
-            return process.wait()
+            return child.process.wait()
         except KeyboardInterrupt:
-            process.kill()
-            process.wait()
+            child.stop()
             return 0
 
 

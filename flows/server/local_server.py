@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import httpx
 
@@ -35,9 +35,6 @@ _LISTEN_LIMIT_S = 60.0
 _LOOK_S = 0.5
 """Seconds between checks of a server."""
 
-_RESTARTS = 10
-"""Restarts by one process; then what runs goes on without a server."""
-
 _PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
 """Prefect settings that a person may choose for a client of a home's server: names, or their beginning."""
 
@@ -46,23 +43,19 @@ class LocalServer:
     """A home's Prefect server as one of its users sees it; it is started if none is running.
 
     Args:
-        port: port to listen on, if it has to be started.
-        exact: True to refuse another port, address or name.
-        names: further host names to answer to.
+        wanted: where it must listen, and the further names it must answer to; None takes any port.
         environment: further variables of its process, if it has to be started.
 
     Raises:
-        ServerError: it cannot be started; or a running one listens elsewhere, and `exact` is set.
+        ServerError: it cannot be started; or a running one listens elsewhere than `wanted`.
     """
 
     def __init__(
         self,
         home: Home,
-        port: int = SERVER_PORT,
-        host: str = LOOPBACK,
-        exact: bool = False,
-        names: Sequence[str] = (),
+        wanted: ServerNote | None = None,
         environment: Mapping[str, str] | None = None,
+        first_port: int = SERVER_PORT,
     ) -> None:
         _refuse_unusable_proxy()
         self._home = home.ensure()
@@ -70,14 +63,17 @@ class LocalServer:
         self._password, self._environment = home_password(home), dict(environment or {})
         self._child: Child | None = None  # if this process has started it
         self._silence = ""  # why it was not ready when last asked
-        note = self.note = living_server(home) or self._start(host, port, tuple(names), exact)
-        if exact and (note.host, note.port, note.names) != (host, port, tuple(names)):
+        self.note = living_server(home) or self._start(
+            wanted or ServerNote(LOOPBACK, first_port), exact=wanted is not None
+        )
+        if wanted is not None and not self.note.listens_like(wanted):
             raise ServerError(
-                f"the Prefect server of {home.path} (process {note.pid}) runs already and listens on "
-                f"{note.host}:{note.port}, not on {host}:{port} with the names asked for; use "
-                f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
+                f"the Prefect server of {home.path} (process {self.note.pid}) runs already and listens on "
+                f"{self.note.host}:{self.note.port}, not on {wanted.host}:{wanted.port} with the names asked "
+                f"for; use `--server-port {self.note.port} --host {self.note.host}`, or wait until its runs "
+                "have ended"
             )
-        keep_from_proxy(reachable(note.host))
+        keep_from_proxy(reachable(self.note.host))
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -112,27 +108,23 @@ class LocalServer:
             ServerError: it cannot be started.
         """
         ended = self.ended
-        if ended is not None and self._child is None:
-            self._renew()
-            return None
-        return ended
+        if ended is None or self._child is not None:
+            return ended
+        self._renew()
+        return None
 
     def _renew(self) -> None:
         """Start it again where it listened, as our child, unless another process was quicker."""
-        was = self.note
-        self.note = living_server(self._home) or self._start(was.host, was.port, was.names, exact=True)
+        self.note = living_server(self._home) or self._start(self.note, exact=True)
 
-    def _start(self, host: str, port: int, names: Sequence[str], exact: bool) -> ServerNote:
-        """Start a server; return once one listens, seconds before it answers."""
-        command = python_command(
-            "-m",
-            SERVER_MODULE,
-            *(["--exact"] if exact else []),
-            str(self._home.path),
-            host,
-            str(port),
-            *names,
-        )
+    def _start(self, wanted: ServerNote, exact: bool) -> ServerNote:
+        """Start a server; return once one listens, seconds before it answers.
+
+        Args:
+            exact: True to accept only the wanted port.
+        """
+        about = (str(self._home.path), wanted.host, str(wanted.port), "exact" if exact else "any")
+        command = python_command("-m", SERVER_MODULE, *about, *wanted.names)
         environment = without_prefect(os.environ) | self._environment
         # Not in a folder with a person's `prefect.toml`, `pyproject.toml` or `.env`.
         child = Child("Prefect server", command, environment, self.log, folder=self._home.prefect)
@@ -212,17 +204,15 @@ class LocalServer:
             self.stop()
 
     def _keep_alive(self, over: threading.Event) -> None:
-        restarts = 0
         while not over.wait(_LOOK_S):
             if (ended := self.ended) is None:
                 continue
-            if restarts == _RESTARTS:
-                reporter().note(f"warning: {ended}, after {restarts} restarts; what runs goes on without it")
-                return
             reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
-            restarts += 1
-            with suppress(ServerError, OSError):  # it is tried again
+            try:
                 self._renew()
+            except (ServerError, OSError) as error:
+                reporter().note(f"warning: {error}; what runs goes on without it")
+                return
 
     def stop(self) -> None:
         """End it if this process has started it; other processes that use it start it again."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
 from storage.errors import ServerError
 from storage.home import Home
-
-_USER = "spotlight"
+from storage.record.files import locked
 
 
 def password_file(home: Home) -> Path:
@@ -27,11 +25,11 @@ def home_password(home: Home) -> str:
     """
     file = password_file(home)
     try:
-        if not file.exists():
-            _make(file)
-        if file.stat().st_mode & 0o077:
+        with locked(file):  # of several processes one writes it, and all use that one
+            if not file.stat().st_size:
+                file.write_text(f"spotlight:{secrets.token_hex(32)}\n", encoding="utf-8")
             file.chmod(0o600)
-        password = file.read_text(encoding="utf-8").strip()
+            password = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ServerError(
             f"the password of the Prefect server cannot be made or read ({error}), and no server starts "
@@ -44,18 +42,3 @@ def home_password(home: Home) -> str:
             "the colon; delete it, and a new one is made"
         )
     return password
-
-
-def _make(file: Path) -> None:
-    """Write a new password; if several processes do so at once, one writes it and all use that one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-            written.write(f"{_USER}:{secrets.token_hex(32)}\n")
-        os.link(beside, file)
-    except FileExistsError:
-        return
-    finally:
-        beside.unlink()

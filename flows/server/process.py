@@ -1,13 +1,15 @@
-"""The Prefect server of a home: `python -m flows.server.process`, a child of a command that needs it.
+"""The Prefect server of a home, a child of a command that needs it.
 
 It listens before it publishes its address, so that no other program can be taken for it.
+
+    python -m flows.server.process HOME HOST PORT exact|any NAME...
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
+import sys
 from pathlib import Path
 
 from flows.server.note import ServerNote, note_file, sole_holder
@@ -24,24 +26,6 @@ _PREDECESSOR_S = 30.0
 _BACKLOG = 2048
 _CLOSING_S = 2
 """Seconds for requests under way when the server ends: its successor waits for them."""
-
-
-def listen(host: str, port: int, exact: bool) -> socket.socket:
-    """Listen on a port, or, if it is taken, on one that the system chooses.
-
-    Args:
-        exact: True to accept only this port.
-
-    Raises:
-        ServerError: no port is available, or `exact` is set and the port is taken.
-    """
-    reason: OSError | None = None
-    for wanted in (port,) if exact else (port, 0):
-        try:
-            return socket.create_server((host, wanted), backlog=_BACKLOG)  # it sets SO_REUSEADDR
-        except OSError as error:
-            reason = error
-    raise ServerError(f"port {port} on {host} cannot be listened on: {reason}; choose another port")
 
 
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
@@ -73,13 +57,13 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
     """Serve Prefect's API and UI of a home until SIGTERM.
 
     Args:
-        exact: True to accept only this port.
+        exact: True to accept only this port; otherwise the system chooses one if it is taken.
 
     Raises:
         ServerError: it cannot listen, or the previous server of the home does not end.
     """
     with sole_holder(note_file(home), _PREDECESSOR_S, f"an earlier Prefect server of {home.path}"):
-        listener = listen(host, port, exact)
+        listener = _listen(host, port, exact)
         bound = int(listener.getsockname()[1])
         os.environ.pop("PREFECT_API_URL", None)
         os.environ.update(server_environment(home, bound, host))
@@ -97,17 +81,22 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
         uvicorn.Server(settings).run(sockets=[listener])
 
 
-def main() -> None:
-    """Serve as the command-line arguments say."""
-    parser = argparse.ArgumentParser(description="Serve the Prefect API and UI of a home.")
-    parser.add_argument("--exact", action="store_true", help="end where the port is taken")
-    parser.add_argument("home", type=Path)
-    parser.add_argument("host")
-    parser.add_argument("port", type=int)
-    parser.add_argument("names", nargs="*", help="further names that it answers to")
-    given = parser.parse_args()
+def _listen(host: str, port: int, exact: bool) -> socket.socket:
     try:
-        serve(Home(given.home), given.host, given.port, given.exact, tuple(given.names))
+        return socket.create_server((host, port), backlog=_BACKLOG)  # it sets SO_REUSEADDR
+    except OSError as error:
+        if exact or port == 0:
+            raise ServerError(
+                f"port {port} on {host} cannot be listened on: {error}; choose another port"
+            ) from error
+    return _listen(host, 0, exact)
+
+
+def main() -> None:
+    """Serve as the command says: HOME HOST PORT exact|any NAME..."""
+    folder, host, port, exact, *names = sys.argv[1:]
+    try:
+        serve(Home(Path(folder)), host, int(port), exact == "exact", tuple(names))
     except ServerError as error:
         raise SystemExit(f"error: {error}") from error
 

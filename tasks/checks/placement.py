@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError
-from dataclasses import dataclass
 
 import torch
 
@@ -28,32 +27,13 @@ _ANSWER_S = 120.0
 """Seconds that a host may take to answer: a process is started there, and imports torch."""
 
 
-@dataclass(frozen=True)
-class HostReport:
-    """A host's report on one of its devices.
-
-    Attributes:
-        device: its kind, and its memory.
-        torch: version of torch.
-        problem: why a worker of the run would fail there; empty if it would not.
-    """
-
-    host: str
-    device: str
-    torch: str
-    problem: str
-
-    @property
-    def in_words(self) -> str:
-        """The host for a person."""
-        return f"{self.host} ({self.device}, torch {self.torch})"
-
-
 class HostProbe:
     """A worker of the cluster that inspects a host as a worker of the run would see it."""
 
-    def look(self, config: RunConfig, trains: bool, arrives: bool = False) -> HostReport:
-        """Return a report on the model, an attention kernel, and memory.
+    def look(self, config: RunConfig, trains: bool, arrives: bool) -> tuple[str, str]:
+        """Return the host in words, and why a worker of the run would fail there; empty if it would not.
+
+        It looks at the model, an attention kernel, and memory.
 
         Args:
             arrives: True if a missing folder of the model is brought here: memory then cannot be checked.
@@ -72,7 +52,7 @@ class HostProbe:
                 )
             except SpotlightError as error:
                 problem = str(error)
-        return HostReport(socket.gethostname(), device, torch.__version__, problem)
+        return f"{socket.gethostname()} ({device}, torch {torch.__version__})", problem
 
 
 def describe_placement(config: RunConfig) -> str:
@@ -118,13 +98,13 @@ def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
     yield from _memory_in_words(config)
     markets: list[Market] = ["reserved", "spot"] if apart and seen["spot"] else ["reserved"]
     for market in markets:
-        report = _ask(config, cluster, market)
-        if report.problem:
-            raise ConfigurationError(f"a {market} worker would fail on {report.in_words}: {report.problem}")
-        yield f"a {market} host was asked and has all: {report.in_words}"
+        host, problem = _ask(config, cluster, market)
+        if problem:
+            raise ConfigurationError(f"a {market} worker would fail on {host}: {problem}")
+        yield f"a {market} host was asked and has all: {host}"
 
 
-def _ask(config: RunConfig, cluster: Cluster, market: Market) -> HostReport:
+def _ask(config: RunConfig, cluster: Cluster, market: Market) -> tuple[str, str]:
     probe = cluster.start(f"doctor-{market}", HostProbe, gpu=True, market=market)
     trains = market == "reserved" or config.runtime.spot_trainers > 0
     arrives = config.runtime.driver_is_on_cluster and os.path.isdir(config.model.path)

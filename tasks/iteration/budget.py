@@ -101,19 +101,14 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.2g}"
 
 
-def keep_to_budget(session: Session, record: IterationRecord) -> None:
-    """Make an iteration, which is not committed yet, the run's last if another would exceed the budget."""
-    if record.iteration < session.last_iteration:
-        _end_if_spent(session, record.iteration, record)
+def end_at_spent_budget(session: Session, done: int, record: IterationRecord | None = None) -> None:
+    """Make the last iteration done the run's last one if another would exceed the budget.
 
-
-def end_at_spent_budget(session: Session, done: int) -> None:
-    """Make the last committed iteration of a resumed run its last one if another would exceed the budget."""
-    if 0 < done < session.config.iterations:
-        _end_if_spent(session, done)
-
-
-def _end_if_spent(session: Session, done: int, record: IterationRecord | None = None) -> None:
+    Args:
+        record: that iteration, if it is not committed yet.
+    """
+    if not 0 < done < session.last_iteration:
+        return
     if reached := _spent(session.store, session.run_id, session.config, done, record):
         session.last_iteration, session.ended_early = done, reached
         session.store.add_event(session.run_id, "budget", reached)

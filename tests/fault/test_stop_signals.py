@@ -35,7 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def server(home: Home) -> Iterator[LocalServer]:
-    server = LocalServer(home, 0)
+    server = LocalServer(home, first_port=0)
     server.wait_ready()
     yield server
     server.stop()

@@ -51,7 +51,7 @@ def dark(image, prompt):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """Variables that name a Prefect server for all pages but that of servers."""
-    server = LocalServer(Home(tmp_path_factory.mktemp("server")).ensure(), 0)
+    server = LocalServer(Home(tmp_path_factory.mktemp("server")).ensure(), first_port=0)
     server.wait_ready()
     yield server.client_environment
     server.stop()

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from flows.deployed.deployments import FLOWS, _resumed, what_if_by_form
 from flows.deployed.forms import (
+    NIGHTLY_CRON,
+    NIGHTLY_ZONE,
     EvaluationForm,
     PresetName,
     PretrainingForm,
@@ -22,7 +24,6 @@ from flows.deployed.forms import (
     TrainingForm,
     WhatIfForm,
 )
-from flows.deployed.schedule import Nightly
 from flows.deployed.serving import deployments
 from storage.config.loading import list_presets
 from storage.errors import ConfigurationError
@@ -38,7 +39,7 @@ def declared() -> list[dict[str, Any]]:
 
 
 def test_up_and_the_file_serve_the_same_flows(declared: list[dict[str, Any]]):
-    served = deployments(Nightly())
+    served = deployments()
     assert [deployment.name for deployment in served] == NAMES
     assert [deployment["name"] for deployment in declared] == NAMES
     for deployment, here in zip(declared, served, strict=True):
@@ -52,7 +53,7 @@ def test_up_and_the_file_serve_the_same_flows(declared: list[dict[str, Any]]):
 
 @pytest.mark.parametrize("active", [False, True])
 def test_the_schedules_are_on_only_where_asked_for(active: bool):
-    scheduled = [one for one in deployments(Nightly(active, "5 3 * * *", "Europe/Berlin")) if one.schedules]
+    scheduled = [one for one in deployments(active, "5 3 * * *", "Europe/Berlin") if one.schedules]
     assert [one.name for one in scheduled] == ["nightly-ocr", "nightly-geneval"]
     for deployment in scheduled:
         # Of several in one deployment, Prefect's UI would show the same time and nothing else.
@@ -66,13 +67,13 @@ def test_the_schedules_are_on_only_where_asked_for(active: bool):
 
 
 def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, Any]]):
-    here = [one for one in deployments(Nightly()) if one.schedules]
+    here = [one for one in deployments() if one.schedules]
     file = [one for one in declared if "schedules" in one]
     assert [(one["name"], one["parameters"]["form"]["preset"]) for one in file] == [
         (one.name, (one.parameters or {})["form"]["preset"]) for one in here
     ]
     assert [schedule for one in file for schedule in one["schedules"]] == [
-        {"cron": Nightly.cron, "timezone": Nightly.timezone, "slug": "nightly", "active": False}
+        {"cron": NIGHTLY_CRON, "timezone": NIGHTLY_ZONE, "slug": "nightly", "active": False}
     ] * len(here)
 
 

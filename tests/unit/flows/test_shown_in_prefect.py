@@ -15,14 +15,15 @@ import pytest
 from prefect import Task
 
 import flows.artifacts
-import flows.progress as progress
 from flows import start
 from flows.artifacts import name_given_in_prefect, show_links
 from flows.deployed import deployments
-from flows.deployed.forms import EvaluationForm, ReproductionForm
-from flows.deployed.up import UpOptions, _say_where
+from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, EvaluationForm, ReproductionForm
+from flows.deployed.up import where_to_look
 from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.run_identity import is_made_up
+from flows.server.note import ServerNote
+from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
@@ -141,14 +142,11 @@ def test_no_line_says_that_a_task_went_well():
     assert is_shown("prefect.flow_runs", logging.INFO, well), "once a run"
 
 
-def test_up_prints_the_address_of_the_ui_that_the_documents_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_up_prints_the_address_of_the_ui_that_the_documents_show(tmp_path: Path):
     """Prefect has two UIs; pictures and words are of the one under /v2."""
-    said: list[str] = []
-    monkeypatch.setattr(progress.reporter(), "note", said.append)
-    _say_where(Home(tmp_path), UpOptions())
-    printed = set(re.findall(r"http://127\.0\.0\.1:4200\S*", said[0]))
+    schedule = (False, NIGHTLY_CRON, NIGHTLY_ZONE)
+    said = where_to_look(Home(tmp_path), ServerNote(LOOPBACK, SERVER_PORT), "", schedule)
+    printed = set(re.findall(r"http://127\.0\.0\.1:4200\S*", said))
     assert printed == {"http://127.0.0.1:4200/v2/deployments"}
     page = (DOCS / "reference" / "server.md").read_text()
     assert set(re.findall(r"<(http://127\.0\.0\.1:4200[^>]*)>", page)) == printed

@@ -20,8 +20,16 @@ import pytest
 
 import flows.progress as progress
 from flows.deployed import up as module
-from flows.deployed.schedule import Nightly
-from flows.deployed.up import UpOptions, down, left_of, sole_supervisor, state_file, up
+from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE
+from flows.deployed.up import (
+    check_schedule,
+    down,
+    left_of,
+    sole_supervisor,
+    state_file,
+    up,
+    where_to_look,
+)
 from flows.server.children import Child
 from flows.server.dashboards import serve
 from flows.server.note import ServerNote, read_note
@@ -33,7 +41,12 @@ from storage.processes import python_command
 from storage.record.files import locked
 from tests.sample_login import write_login
 
-OPTIONS = UpOptions(server_port=1)
+OWN = ServerNote("127.0.0.1", 1)
+SCHEDULE = (False, NIGHTLY_CRON, NIGHTLY_ZONE)
+
+
+def start_up(home: Home, server_port: int, ui_port: int, host: str = "127.0.0.1") -> int:
+    return up(home, ServerNote(host, server_port), ui_port, 1, SCHEDULE)
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +70,9 @@ def free() -> int:
 
 def test_a_taken_port_is_refused_with_the_option_that_changes_it(taken: int, tmp_path: Path):
     with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*--server-port"):
-        up(Home(tmp_path), UpOptions(server_port=taken, dashboard_port=free()))
+        start_up(Home(tmp_path), taken, free())
     with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*--ui-port"):
-        up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=taken))
+        start_up(Home(tmp_path), free(), taken)
     assert state_file(Home(tmp_path)).read_text() == ""
 
 
@@ -69,7 +82,7 @@ def test_an_address_that_others_reach_is_warned_of(
     said: list[str] = []
     monkeypatch.setattr(progress.reporter(), "note", said.append)
     with pytest.raises(ServerError):  # goes no further than the port
-        up(write_login(Home(tmp_path)), UpOptions(server_port=taken, dashboard_port=free(), host="0.0.0.0"))
+        start_up(write_login(Home(tmp_path)), taken, free(), "0.0.0.0")
     assert len(said) == 1
     assert said[0].startswith("warning: --host 0.0.0.0: other machines reach the dashboard")
 
@@ -77,7 +90,7 @@ def test_an_address_that_others_reach_is_warned_of(
 def test_no_address_is_listened_on_without_a_password(tmp_path: Path):
     password_file(Home(tmp_path)).mkdir(parents=True)
     with pytest.raises(ServerError, match="no server starts without one"):
-        up(write_login(Home(tmp_path)), UpOptions(server_port=free(), dashboard_port=free(), host="0.0.0.0"))
+        start_up(write_login(Home(tmp_path)), free(), free(), "0.0.0.0")
     assert not (tmp_path / "up.json").exists()
 
 
@@ -88,18 +101,14 @@ def test_which_addresses_are_this_machine_alone():
     assert reachable("10.1.2.3") == "10.1.2.3"
 
 
-@pytest.mark.parametrize(
-    ("cron", "says"), [("0 2 * sun *", "'sun' is no month"), ("0 2 * * Jan", "'Jan' is no day of the week")]
-)
-def test_a_name_in_a_field_of_others_is_refused(cron: str, says: str):
-    with pytest.raises(ConfigurationError, match=says):
-        Nightly(cron=cron)
-    assert Nightly(cron="0 2 * Jan sun-tue").cron == "0 2 * Jan sun-tue"
+def test_names_stand_in_their_own_fields_of_a_schedule():
+    check_schedule("0 2 * Jan sun-tue", "Europe/Berlin")
 
 
-def test_a_schedule_is_off_unless_asked_for():
-    assert Nightly().in_words().startswith("off (")
-    assert Nightly(active=True).in_words() == "on, '0 2 * * *' in UTC"
+def test_a_schedule_is_off_unless_asked_for(tmp_path: Path):
+    said = [where_to_look(Home(tmp_path), OWN, "", (active, *SCHEDULE[1:])) for active in (False, True)]
+    assert "runs: off (`spotlight up --schedule` runs them '0 2 * * *' in UTC)" in said[0]
+    assert "runs: on, '0 2 * * *' in UTC" in said[1]
 
 
 def test_the_dashboard_alone_refuses_the_same(tmp_path: Path, taken: int):
@@ -172,20 +181,20 @@ def test_an_up_and_a_second_down_wait_for_the_first_down(home: Home):
             second = thread.submit(down, home)
             with pytest.raises(TimeoutError):
                 second.result(0.2)
-            with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
+            with pytest.raises(ServerError, match=said), sole_supervisor(home, OWN):
                 pass
         assert second.result(60) == []
 
 
 def test_a_second_supervisor_of_a_home_is_refused(home: Home, tmp_path: Path):
-    with sole_supervisor(home, OPTIONS):
-        said = rf"runs already.*process {os.getpid()}, {OPTIONS.server.ui_url}.*`spotlight down`"
-        with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
+    with sole_supervisor(home, OWN):
+        said = rf"runs already.*process {os.getpid()}, {OWN.ui_url}.*`spotlight down`"
+        with pytest.raises(ServerError, match=said), sole_supervisor(home, OWN):
             pass
-        with sole_supervisor(Home(tmp_path / "another"), OPTIONS):
+        with sole_supervisor(Home(tmp_path / "another"), OWN):
             shutil.rmtree(tmp_path / "another")  # its end fails no more for that
-    with sole_supervisor(home, OPTIONS):
-        next_one = replace(OPTIONS, server_port=OPTIONS.server_port + 1).server
+    with sole_supervisor(home, OWN):
+        next_one = replace(OWN, port=2)
         state_file(home).unlink()
         next_one.write(state_file(home))
     assert read_note(state_file(home)) == next_one, "a home that was deleted and made again"
@@ -198,25 +207,26 @@ def test_what_a_crashed_one_left_is_refused_until_it_is_gone(home: Home, sleeper
     if note is not None:
         state_file(home).write_text(note)
     said = r"left 1 processes .*end them with `spotlight down`"
-    with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
+    with pytest.raises(ServerError, match=said), sole_supervisor(home, OWN):
         pass
     left.kill()
     left.wait()
-    with sole_supervisor(home, OPTIONS):
-        assert read_note(state_file(home)) == OPTIONS.server
+    with sole_supervisor(home, OWN):
+        assert read_note(state_file(home)) == OWN
 
 
 def test_the_end_of_a_child_is_told_though_its_log_was_removed(tmp_path: Path):
-    child = Child("dashboard", python_command("-c", "raise SystemExit(3)"), os.environ, tmp_path / "its.log")
+    log = tmp_path / "its.log"
+    child = Child("dashboard", python_command("-c", "raise SystemExit(3)"), os.environ, log)
     child.process.wait(30)
-    child.log.unlink()
-    assert child.ended == f"the dashboard ended with code 3 (log: {child.log})"
+    log.unlink()
+    assert child.ended == f"the dashboard ended with code 3 (log: {log})"
 
 
 def test_a_home_of_another_machine_is_refused(home: Home):
     note_of_a_crash(home, "elsewhere")
     said = "runs on elsewhere; end it there"
-    with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
+    with pytest.raises(ServerError, match=said), sole_supervisor(home, OWN):
         pass
     with pytest.raises(ServerError, match=said):
         down(home)

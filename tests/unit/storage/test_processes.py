@@ -67,7 +67,7 @@ def test_a_child_does_not_import_what_lies_in_the_current_folder(tmp_path: Path)
     for name in ("flows", "storage", "random", "queue"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
     answer = subprocess.run(
-        python_command("-m", "flows.server.process", "--help"), cwd=tmp_path, capture_output=True, text=True
+        python_command("-m", "flows.cli.command_line", "--help"), cwd=tmp_path, capture_output=True, text=True
     )
     assert (answer.returncode, answer.stderr) == (0, "")
 

@@ -22,7 +22,6 @@ from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tasks.iteration.budget import (
     end_at_spent_budget,
-    keep_to_budget,
     refuse_spent_budget,
     spending,
 )
@@ -58,7 +57,7 @@ def after(store: RunStore, config: RunConfig, record: Any) -> Any:
     if record is None:
         end_at_spent_budget(session, store.run("r").last_iteration or 0)
     else:
-        keep_to_budget(session, record)
+        end_at_spent_budget(session, record.iteration, record)
     return session
 
 

@@ -16,19 +16,21 @@ from gpu_runtime.models import loading
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, WorkerLostError
 from tasks.checks import placement
-from tasks.checks.placement import HostReport, describe_placement
+from tasks.checks.placement import describe_placement
 from tests.fake_cluster import FakeCluster
+
+Report = tuple[str, str]
 
 
 class Host:
     """A process on a host that says one thing."""
 
-    def __init__(self, report: HostReport | WorkerLostError) -> None:
+    def __init__(self, report: Report | WorkerLostError) -> None:
         self.report = report
         self.killed = False
 
-    def call(self, method: Any, config: RunConfig, trains: bool, arrives: bool) -> Future[HostReport]:
-        answer: Future[HostReport] = Future()
+    def call(self, method: Any, config: RunConfig, trains: bool, arrives: bool) -> Future[Report]:
+        answer: Future[Report] = Future()
         if isinstance(self.report, WorkerLostError):
             answer.set_exception(self.report)
         else:
@@ -42,7 +44,7 @@ class Host:
 class Hosts(FakeCluster):
     """A cluster of a reserved and a spot host, by what they say."""
 
-    def __init__(self, reserved: HostReport, spot: HostReport | WorkerLostError) -> None:
+    def __init__(self, reserved: Report, spot: Report | WorkerLostError) -> None:
         super().__init__()
         self.tells_markets_apart = True
         self.has |= {"reserved": 4, "spot": 6}
@@ -53,7 +55,7 @@ class Hosts(FakeCluster):
         return self.hosts[market]
 
 
-GOOD = HostReport("one", "H100, 80 GiB", "2.13.0", "")
+GOOD = ("one (H100, 80 GiB, torch 2.13.0)", "")
 
 
 def settings(**runtime: Any) -> RunConfig:
@@ -91,7 +93,7 @@ def test_eight_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_hosts_of_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch):
-    cluster = Hosts(GOOD, HostReport("two", "H100, 80 GiB", "2.13.0", ""))
+    cluster = Hosts(GOOD, ("two (H100, 80 GiB, torch 2.13.0)", ""))
     said = on(monkeypatch, cluster, reserved_workers="auto", spot_workers=8, trainer_workers=4)
     assert "4 reserved and 8 spot workers on 10 devices there now, by their label" in said
     assert "2 of 8 spot devices are not there yet, and are waited for" in said
@@ -103,7 +105,7 @@ def test_hosts_of_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch):
     ("spot", "message"),
     [
         (
-            HostReport("two", "L4, 24 GiB", "", "/models/X is not there"),
+            ("two (L4, 24 GiB, torch 2.13.0)", "/models/X is not there"),
             "a spot worker would fail on two .*L4",
         ),
         (WorkerLostError("no module named diffusers"), "no worker starts on a spot host: no module"),

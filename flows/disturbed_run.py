@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from flows.progress import reporter
 from flows.server.children import launch
 from flows.server.note import living_server
+from storage.config.runtime import WORKER_IN_URL
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, PURPOSE_VARIABLE, Home
 from storage.processes import python_command
 from storage.record.run_store import RunStore
-from tasks.chaos.faults import Done, Fault, FaultInjector, injected, left_of
+from tasks.chaos.faults import Done, Fault, FaultInjector, SimulatedNotices, left_of
 
 if TYPE_CHECKING:  # it imports Ray
     from tasks.chaos.replayed_trace import TraceReplay
@@ -62,8 +63,16 @@ def disturb(
         RuntimeFailure: the faults could not be injected, or the run did not begin.
     """
     began, restarts, hung = time.monotonic(), 0, False
-    with injected(home, run_id, faults, lambda: _server_pid(home)) as (injector, notices_url):
-        asked = ["--set", f"runtime.notices=gcp@{notices_url}"]
+
+    def server_pid() -> int | None:
+        note = living_server(home)
+        return None if note is None else note.pid
+
+    with (
+        SimulatedNotices(WORKER_IN_URL) as notices,
+        FaultInjector(home.history(run_id), faults, notices, server_pid) as injector,
+    ):
+        asked = ["--set", f"runtime.notices=gcp@{notices.url}"]
         train = ("train", "--run-id", run_id, *arguments, *(asked if replay is None else ()))
         child = start(home, *train)
         while True:
@@ -98,11 +107,6 @@ def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
 
 def _has_begun(home: Home, run_id: str) -> bool:
     return any(row.run_id == run_id for row in RunStore(home).runs())
-
-
-def _server_pid(home: Home) -> int | None:
-    note = living_server(home)
-    return None if note is None else note.pid
 
 
 def _wait(child: subprocess.Popen[bytes], injector: FaultInjector, replay: TraceReplay | None) -> int | None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from flows.progress import reporter
 from flows.server.children import Child
-from flows.server.ports import refuse_taken_port
+from flows.server.note import refuse_taken_port
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home

@@ -28,7 +28,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
 from flows.artifacts import flow_run_page, show_links
-from flows.process.lost_cluster import crashes_with_its_cluster, names_what_ended
+from flows.process.cancellation import crashes_with_its_cluster, names_what_ended
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
 from flows.progress import reporter
@@ -53,9 +53,14 @@ from tasks.inputs import (
 )
 from tasks.iteration.alarm import answer, take_up
 from tasks.iteration.budget import end_at_spent_budget
-from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
+from tasks.iteration.commit import (
+    commit,
+    evaluation_record,
+    iteration_record,
+    record_evaluation,
+    review_seeds,
+)
 from tasks.iteration.phases import evaluate, explore, reward, rollout, train
-from tasks.iteration.seeds import review_seeds
 from tasks.iteration.session import Session, open_session, signal_behind, status_after
 from tasks.prices import with_prices
 

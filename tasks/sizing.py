@@ -35,8 +35,8 @@ class RunSize:
     """The size of a run: the memory of a device, and times by the number of devices.
 
     Attributes:
-        times: numbers of devices, all on demand and training, with the hours of a run and its dollars, if there
-            is a price.
+        times: numbers of devices, all on demand and training, with the hours of a run and its dollars, if
+            there is a price.
         no_price: why there are no dollars; empty if there are.
     """
 

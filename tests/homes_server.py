@@ -6,8 +6,7 @@ import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.server.note import ServerNote, note_file
-from flows.server.password import home_password
+from flows.server.note import ServerNote, home_password, note_file
 from storage.home import Home
 from tests.answering import answering
 

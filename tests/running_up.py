@@ -19,7 +19,7 @@ import psutil
 
 from flows.deployed.up import left_of
 from flows.server.local_server import without_prefect
-from flows.server.password import home_password
+from flows.server.note import home_password
 from storage.home import Home
 from storage.processes import python_command
 

@@ -22,7 +22,7 @@ from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import DEFAULT_PORT
-from flows.server.ports import LOOPBACK, SERVER_PORT, reachable
+from flows.server.note import LOOPBACK, SERVER_PORT, reachable
 from storage.errors import ConfigurationError, DriftError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file

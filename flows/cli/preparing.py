@@ -18,7 +18,7 @@ from flows.cli.options import Port, RunNames, set_option
 from flows.configuration import given_configuration
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
-from flows.server.ports import LOOPBACK, check_address, reachable
+from flows.server.note import LOOPBACK, check_address, reachable
 from flows.terminal import console
 from storage.errors import ConfigurationError
 from storage.home import Home

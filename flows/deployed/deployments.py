@@ -28,9 +28,8 @@ from flows.artifacts import (
 from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.judges import judges_beside
-from flows.process.cancellation import gone_soon_when_cancelled
+from flows.process.cancellation import crashes_with_its_cluster, gone_soon_when_cancelled
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
-from flows.process.lost_cluster import crashes_with_its_cluster
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import FOLDER_VARIABLE, Home
@@ -58,7 +57,9 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
             run_preflight(config)
             close_orphaned_flow_runs([run_id])
             name_flow_run(run_id)
-            result = _function("flows.post_train", "train_run")(config, run_id, form.preset)
+            from flows.post_train import train_run  # its libraries take seconds
+
+            result = train_run(config, run_id, form.preset)
         show_result(result)
     return result
 
@@ -73,9 +74,10 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
         with judges_beside(config):
             run_preflight(config)
             name_flow_run(evaluation_id)
-            evaluate = _function("flows.evaluate", "evaluate_model")
+            from flows.evaluate import evaluate_model
+
             named = start.evaluated_preset(home, form.run_id or None, preset)
-            result = evaluate(config, form.run_id or None, evaluation_id=evaluation_id, preset=named)
+            result = evaluate_model.fn(config, form.run_id or None, evaluation_id=evaluation_id, preset=named)
         show_result(result)
     return result
 
@@ -84,8 +86,10 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
 def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
     with _deployed():
-        out = str(claim_folder(form.out, "out"))
-        show_result(result := _function("flows.pretrain", "pretrain")(form.model, out, form.seed))
+        from flows.pretrain import pretrain
+
+        result = pretrain.fn(form.model, str(claim_folder(form.out, "out")), form.seed)
+        show_result(result)
     return result
 
 
@@ -129,12 +133,6 @@ def _deployed() -> Iterator[Home]:
     os.chdir(os.environ.get(FOLDER_VARIABLE, "."))
     with gone_soon_when_cancelled(), shown_in_prefect():
         yield Home.from_environment().ensure()
-
-
-def _function(module: str, name: str) -> Any:
-    """Return a function, or that of a flow, imported on call: its libraries take seconds."""
-    found = getattr(importlib.import_module(module), name)
-    return getattr(found, "fn", found)
 
 
 def _resumed(home: Home, form: TrainingForm) -> RunConfig:

@@ -26,9 +26,19 @@ from flows.progress import reporter
 from flows.server.children import ENDING_S, Child, end_processes
 from flows.server.dashboards import check_login, noted_dashboard, start_dashboard
 from flows.server.local_server import LocalServer, for_client
-from flows.server.note import ServerNote, living_note, living_server, read_note, sole_holder
-from flows.server.password import home_password, password_file
-from flows.server.ports import check_address, is_loopback, reachable, refuse_taken_port
+from flows.server.note import (
+    ServerNote,
+    check_address,
+    home_password,
+    is_loopback,
+    living_note,
+    living_server,
+    password_file,
+    reachable,
+    read_note,
+    refuse_taken_port,
+    sole_holder,
+)
 from flows.server.prefect_server import is_healthy
 from storage.errors import ConfigurationError, ServerError, quoted
 from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE, UP_VARIABLE, Home

@@ -1,4 +1,4 @@
-"""Cancellation of runs by Ctrl-C, SIGTERM and the Prefect UI, and the last steps of a runner's runs.
+"""Ends of runs as Prefect sees them: by Ctrl-C, SIGTERM, its UI, its runner, and with a lost cluster.
 
 Prefect takes every end by a signal for a crash: it marks the flow run and its task runs Crashed, and prints a
 red line for each. Here they are Cancelled, as the run is in the record.
@@ -9,27 +9,32 @@ Prefect's runner cancels only flow runs of deployments. A run of the command lin
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import sys
 import threading
 from asyncio import CancelledError
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
 import httpx
 import prefect.flow_engine
 import prefect.task_engine
+import psutil
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Crashed
 
+from flows.process.run_guard import lost_head
 from flows.process.stopping import Stopped, stop_this_process
-from storage.errors import RunCancelledError
+from storage.clock import process_is_alive, process_start_s
+from storage.errors import ClusterLostError, RunCancelledError, RuntimeFailure
 
 _POLL_S = 1.0
 _MESSAGE = "ended by a person or by the system"
@@ -156,3 +161,54 @@ def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None
                 cancelled.set()
                 stop_this_process("cancelled in the Prefect UI")
                 return
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") -> Iterator[None]:
+    """Let an error of the runtime name the run and the processes of the cluster that ended.
+
+    It may come before Ray's core ends this process without a word; then the run's guard says why.
+
+    Args:
+        needed: processes that the run cannot do without, pid by name.
+        address: HOST:PORT of the head of the joined cluster; empty if the run joined none.
+
+    Raises:
+        ClusterLostError: the runtime failed, and one of these processes has ended, or the head does not
+            answer.
+        RuntimeFailure: it failed for another reason.
+    """
+    begun: dict[str, float | None] = dict.fromkeys(needed)
+    for name, pid in needed.items():
+        with suppress(psutil.NoSuchProcess):
+            begun[name] = process_start_s(pid)
+    try:
+        yield
+    except RuntimeFailure as error:
+        go_on = f"go on with `spotlight resume {run_id}`"
+        ended = [name for name, at_s in begun.items() if not process_is_alive(needed[name], at_s)]
+        if ended:
+            raise ClusterLostError(f"{error}: {' and '.join(ended)} ended; {go_on}") from error
+        if (lost := lost_head(address, run_id)) is not None:
+            raise ClusterLostError(f"{error}: {lost}") from error
+        raise RuntimeFailure(f"{error}; {go_on}") from error
+
+
+def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a flow's function: its flow run is Crashed if the cluster was lost; a caller gets the error."""
+
+    @wraps(do)
+    def done(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return do(*args, **kwargs)
+        except ClusterLostError as error:
+            crashed: Any = Crashed(message=str(error), data=error)
+            return crashed
+
+    # Prefect would look for the names of these types in this file.
+    vars(done)["__signature__"] = inspect.signature(do, eval_str=True)
+    return done

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 _FLOWS_OF_RUNS = ["post-train", "reproduce"]
 """Flows whose flow run bears the name of its run."""
 
-_NAMES_A_QUESTION = 100
-"""Names of runs that Prefect is asked about at once; it answers with at most 200 flow runs."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -44,19 +41,18 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
     from prefect.exceptions import ObjectNotFound
 
     made = {"cancelled": states.Cancelled, "failed": states.Failed, "finished": states.Completed}
-    names, of_runs = list(ended), FlowFilter(name=FlowFilterName(any_=_FLOWS_OF_RUNS))
+    of_runs = FlowFilter(name=FlowFilterName(any_=_FLOWS_OF_RUNS))
     try:
         with get_client(sync_client=True) as client:
-            for first in range(0, len(names), _NAMES_A_QUESTION):
-                unfinished = _unfinished(names[first : first + _NAMES_A_QUESTION])
-                for flow_run in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=unfinished):
-                    row = ended[flow_run.name]
-                    began = flow_run.start_time or (flow_run.state.timestamp if flow_run.state else None)
-                    # A flow run that began after the run's end is resuming the run right now.
-                    if began is not None and row.ended_at is not None and began.timestamp() < row.ended_at:
-                        message = row.error or f"the run is {row.status}"
-                        state = made.get(row.status, states.Crashed)(message=message)
-                        client.set_flow_run_state(flow_run.id, state, force=True)
+            for flow_run in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=_unfinished()):
+                row = ended.get(flow_run.name)
+                began = flow_run.start_time or (flow_run.state.timestamp if flow_run.state else None)
+                if row is None or row.ended_at is None or began is None:
+                    continue
+                if began.timestamp() < row.ended_at:  # else it is resuming the run right now
+                    message = row.error or f"the run is {row.status}"
+                    state = made.get(row.status, states.Crashed)(message=message)
+                    client.set_flow_run_state(flow_run.id, state, force=True)
     except (httpx.HTTPError, ObjectNotFound) as error:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
 
@@ -95,7 +91,7 @@ def _ended_runs(home: Home) -> Mapping[str, RunRow]:
     }
 
 
-def _unfinished(run_ids: Sequence[str]) -> FlowRunFilter:
+def _unfinished(run_ids: Sequence[str] = ()) -> FlowRunFilter:
     """Return a filter for the unfinished flow runs of these names (of any name, if empty)."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
 

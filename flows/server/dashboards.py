@@ -10,8 +10,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.server.children import Child
-from flows.server.note import ServerNote, living_note, read_note
-from flows.server.ports import LOOPBACK, check_address, is_free, is_loopback, refuse_taken_port
+from flows.server.note import (
+    LOOPBACK,
+    ServerNote,
+    check_address,
+    is_free,
+    is_loopback,
+    living_note,
+    read_note,
+    refuse_taken_port,
+)
 from storage.access.login import read_login
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import HOME_VARIABLE, Home

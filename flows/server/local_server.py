@@ -18,9 +18,7 @@ import httpx
 
 from flows.progress import reporter
 from flows.server.children import Child
-from flows.server.note import ServerNote, living_server
-from flows.server.password import home_password
-from flows.server.ports import LOOPBACK, SERVER_PORT, reachable
+from flows.server.note import LOOPBACK, SERVER_PORT, ServerNote, home_password, living_server, reachable
 from storage.errors import ServerError
 from storage.home import Home
 from storage.processes import keep_from_proxy, python_command

@@ -1,19 +1,24 @@
-"""Notes of a home's servers on this machine: where each listens. A note counts while its process lives."""
+"""Where servers of a home listen: addresses, the note of each on this machine, and Prefect's password.
+
+A note counts while its process lives.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import re
+import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from flows.server.ports import reachable
 from storage.clock import process_is_alive, process_start_s
-from storage.errors import ServerError
+from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
 from storage.record.files import locked
 
@@ -105,3 +110,98 @@ def sole_holder(file: Path, limit_s: float, holder: str) -> Iterator[None]:
                 f"{holder} did not release its lock within {limit_s:g} s; look for its process (`ps`)"
             )
         time.sleep(_POLL_S)
+
+
+LOOPBACK = "127.0.0.1"
+SERVER_PORT = 4200
+"""The first port that a Prefect server tries."""
+
+
+def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:
+    """Refuse a port on which a process already listens.
+
+    Args:
+        advice: remedy for a taken port, such as "choose another with `--port`".
+
+    Raises:
+        ServerError: the port is in use, or the address does not belong to this machine.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServerError(f"port {port} on {host} is in use ({error}); {advice}") from error
+
+
+def is_free(port: int) -> bool:
+    """Return True if this port is free on this machine's loopback."""
+    try:
+        refuse_taken_port(port, "")
+    except ServerError:
+        return False
+    return True
+
+
+def check_address(host: str, names: Sequence[str] = ()) -> None:
+    """Refuse an address to listen on, or a further name to answer to, of another form.
+
+    Raises:
+        ConfigurationError: the text is no address, or no name; the message shows the form.
+    """
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--host {host} is no IPv4 address; 127.0.0.1 is this machine alone, 0.0.0.0 all its networks"
+        ) from error
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
+            raise ConfigurationError(
+                f"--allow-host {name!r} is no host name; give it as in spot.example.org, without scheme or "
+                "port"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach the address."""
+    return ipaddress.IPv4Address(host).is_loopback
+
+
+def reachable(host: str) -> str:
+    """Return the address at which this machine itself reaches a server that listens on `host`."""
+    return LOOPBACK if ipaddress.IPv4Address(host).is_unspecified else host
+
+
+def password_file(home: Home) -> Path:
+    """Return the file with the line that a person enters into Prefect's login page."""
+    return home.prefect / "password"
+
+
+def home_password(home: Home) -> str:
+    """Return the home's password, `spotlight:` and 256 random bits; it is made at the first call.
+
+    Prefect takes all of it as its auth string, and so does its login page.
+
+    Raises:
+        ServerError: the password cannot be made or read, or the file holds something else.
+    """
+    file = password_file(home)
+    try:
+        with locked(file):  # of several processes one writes it, and all use that one
+            if not file.stat().st_size:
+                file.write_text(f"spotlight:{secrets.token_hex(32)}\n", encoding="utf-8")
+            file.chmod(0o600)
+            password = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(
+            f"the password of the Prefect server cannot be made or read ({error}), and no server starts "
+            f"without one; make {file} writable, or set SPOTLIGHT_HOME to another folder"
+        ) from error
+    user, _, secret = password.partition(":")
+    if not (user and len(secret) >= 16 and password.isascii()):
+        raise ServerError(
+            f"{file} does not hold a password of the form user:password with at least 16 characters after "
+            "the colon; delete it, and a new one is made"
+        )
+    return password

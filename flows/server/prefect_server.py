@@ -14,7 +14,7 @@ from flows.progress import reporter
 from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer, for_client
 from flows.server.loss import hand_over
-from flows.server.password import password_file
+from flows.server.note import password_file
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.processes import quick_imports

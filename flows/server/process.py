@@ -12,9 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-from flows.server.note import ServerNote, note_file, sole_holder
-from flows.server.password import home_password
-from flows.server.ports import LOOPBACK, reachable
+from flows.server.note import LOOPBACK, ServerNote, home_password, note_file, reachable, sole_holder
 from storage.access.server_guard import ServerGuard
 from storage.errors import ServerError
 from storage.home import Home

@@ -5,23 +5,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from gpu_runtime.chaos.fault_injector import Done as Done
-from gpu_runtime.chaos.fault_injector import FaultInjector
+from gpu_runtime.chaos.fault_injector import FaultInjector as FaultInjector
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults, faults_from_json
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.scheduling.history import HistoryReport, check_history
-from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
+from gpu_runtime.spot.notices.simulated_service import SimulatedNotices as SimulatedNotices
 from gpu_runtime.worker.history import read_history
 from storage.config.exploration import ExplorationConfig
 from storage.config.run_config import RunConfig
-from storage.config.runtime import WORKER_IN_URL, RuntimeConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
@@ -149,25 +148,6 @@ def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None
             "exploration.stop_with_training=true lets the clock decide how much is drafted, so two runs "
             "end with different weights anyway; set exploration.stop_with_training=false"
         )
-
-
-@contextmanager
-def injected(
-    home: Home, run_id: str, faults: Sequence[Fault], server_pid: Callable[[], int | None]
-) -> Iterator[tuple[FaultInjector, str]]:
-    """Inject faults into a run, timed from the context's start.
-
-    Args:
-        server_pid: returns the pid of its Prefect server; None if there is none now.
-
-    Yields:
-        The injector, and the address of the metadata service that the run's workers are to ask for notices.
-    """
-    with (
-        SimulatedNotices(WORKER_IN_URL) as notices,
-        FaultInjector(home.history(run_id), faults, notices, server_pid) as injector,
-    ):
-        yield injector, notices.url
 
 
 def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from flows.deployed.forms import PresetName, TrainingForm
-from flows.server.password import home_password
+from flows.server.note import home_password
 from storage.record.run_store import RunStore
 from tests.browser import NewPage, find_chromium, open_page, photograph, save_picture
 from tests.prefect_pages import RUN_S, PrefectPages

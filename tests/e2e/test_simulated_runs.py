@@ -22,7 +22,7 @@ from storage.record.run_store import RunStore, check_resumable
 from tasks.export import export_run
 from tasks.recorded_curves import recorded_curves
 from tasks.recorded_profile import recorded_profile
-from tasks.simulated_records import record_run
+from tasks.what_if import record_run
 from tests.dashboard_page import figures, opened_page, page_file, sentences
 from tests.simulated import simulated, small_config
 from ui.report.report import report_page

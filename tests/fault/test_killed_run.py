@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from benchmarks.fleet.resume import Kill, disturb, find, start, state_of
-from flows.server.ports import SERVER_PORT
+from flows.server.note import SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
 from storage.record.run_store import RunStore

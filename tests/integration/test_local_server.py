@@ -16,9 +16,7 @@ import pytest
 import flows.progress as progress
 from flows.server import local_server as module
 from flows.server.local_server import LocalServer
-from flows.server.note import ServerNote, living_server, note_file
-from flows.server.password import password_file
-from flows.server.ports import SERVER_PORT
+from flows.server.note import SERVER_PORT, ServerNote, living_server, note_file, password_file
 from storage.errors import ServerError
 from storage.home import Home
 from tests.homes_server import noted_server

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import flows.progress
 from flows.post_train import _finish, _note_troubles
-from flows.process.lost_cluster import names_what_ended
+from flows.process.cancellation import names_what_ended
 from flows.progress import Reporter
 from gpu_runtime.cluster.slots import FailedStart
 from storage import clock

@@ -18,7 +18,7 @@ import pytest
 from flows.server.dashboards import noted_dashboard
 from flows.server.local_server import for_client, without_prefect
 from flows.server.loss import leave, result_without_server
-from flows.server.password import home_password, password_file
+from flows.server.note import home_password, password_file
 from flows.server.prefect_server import is_healthy, prefect_server
 from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home

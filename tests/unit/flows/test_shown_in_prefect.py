@@ -22,8 +22,7 @@ from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, EvaluationForm, Rep
 from flows.deployed.up import where_to_look
 from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.run_identity import is_made_up
-from flows.server.note import ServerNote
-from flows.server.ports import LOOPBACK, SERVER_PORT
+from flows.server.note import LOOPBACK, SERVER_PORT, ServerNote
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
@@ -183,7 +182,7 @@ def test_an_evaluation_has_the_given_name(called: list[Any], monkeypatch: pytest
         return {}
 
     monkeypatch.setattr(start, "evaluated_configuration", lambda *_: RunConfig())
-    monkeypatch.setattr(deployments, "_function", lambda *_: evaluate)
+    monkeypatch.setattr("flows.evaluate.evaluate_model", SimpleNamespace(fn=evaluate))
     deployments.evaluate_by_form.fn(EvaluationForm())
     assert called == ["mine", ("mine", "glyphs")]
 

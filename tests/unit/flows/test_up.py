@@ -32,9 +32,7 @@ from flows.deployed.up import (
 )
 from flows.server.children import Child
 from flows.server.dashboards import serve
-from flows.server.note import ServerNote, read_note
-from flows.server.password import password_file
-from flows.server.ports import is_loopback, reachable
+from flows.server.note import ServerNote, is_loopback, password_file, reachable, read_note
 from storage.errors import ConfigurationError, ServerError
 from storage.home import UP_VARIABLE, Home
 from storage.processes import python_command

@@ -18,7 +18,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.errors import StorageError
 from storage.new_folder import claim_folder
 from storage.prompts.files import PromptRecord, load_prompts
-from tasks.image_folder import write_images, write_mp4s
+from tasks.evaluation import write_images, write_mp4s
 
 NOTHING = np.empty(0, np.float32)
 
@@ -103,7 +103,7 @@ def test_a_clip_is_also_an_mp4_where_there_is_ffmpeg(tmp_path: Path, monkeypatch
 def test_an_ffmpeg_that_fails_or_hangs_costs_the_mp4_alone(does: str, said: str, tmp_path: Path, monkeypatch):
     program(tmp_path / "bin", does)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    monkeypatch.setattr("tasks.image_folder._FFMPEG_LIMIT_S", 0.5)
+    monkeypatch.setattr("tasks.evaluation._FFMPEG_LIMIT_S", 0.5)
     assert said in written(tmp_path / "images", np.zeros((2, 4, 6, 3), np.uint8))
     assert (tmp_path / "images/00000/samples/0001.webp").is_file()
 

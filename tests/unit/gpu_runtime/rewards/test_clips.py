@@ -47,7 +47,7 @@ from storage.pictures import (
 from storage.prompts.files import PromptRecord
 from storage.readers.tensorboard_reader import TensorboardReader
 from tasks.checks.quick_checks import check_inputs
-from tasks.image_folder import write_images
+from tasks.evaluation import write_images
 from tests.fake_drafters import FakePool, Script, fake_prompts
 from tests.judge_servers import Judge, says
 from tests.tiny_run import request

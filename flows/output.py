@@ -1,4 +1,7 @@
-"""Output that is lost if it cannot be written: it only informs, and must not end a run that is paid for."""
+"""Output: the console for people, and output that is lost if it cannot be written.
+
+It only informs, and must not end a run that is paid for.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
+
+from rich.console import Console
 
 
 @contextmanager
@@ -76,3 +81,22 @@ def _settle(stream: TextIO) -> None:
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
             stream.flush()
+
+
+def console(*, stderr: bool = False, width: int | None = None, plain: bool = False) -> Console:
+    """Return a console without markup: brackets and colons of a prompt, a tag or a path are printed as is.
+
+    Args:
+        stderr: True to write to standard error.
+        width: width in characters; None for the terminal's.
+        plain: True for text without colours, which rich does not show in a notebook by itself.
+    """
+    return Console(
+        stderr=stderr,
+        width=width,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        color_system=None if plain else "auto",
+        force_jupyter=False if plain else None,
+    )

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 from rich.text import Text
 
-from flows import terminal
+from flows import output
 from storage.environment import MODELLED
 from storage.record.records import EvaluationRecord, IterationRecord
 from storage.record.results import too_short
@@ -44,7 +44,7 @@ class _NotebookBar(Progress):
         """Leave the last state shown."""
 
     def _text(self) -> dict[str, str]:
-        screen = terminal.console(width=self.console.width, plain=True)
+        screen = output.console(width=self.console.width, plain=True)
         with screen.capture() as captured:
             screen.print(self.get_renderable())
         return {"text/plain": captured.get().rstrip()}
@@ -56,7 +56,7 @@ class Reporter:
     def __init__(self, console: Console | None = None) -> None:
         self.on_iteration: OnIteration | None = None
         """Called with each committed iteration's number and metrics; what it raises ends the run."""
-        self._console = console or terminal.console()
+        self._console = console or output.console()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._total = 0

@@ -1,14 +1,20 @@
-"""Profiles by name: those that ship with the project, of a GPU, of a file, or of a recorded run."""
+"""Profiles and learning curves by name: shipped ones, of a GPU, of a file, or of recorded runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.rewards.registry import chosen_scorer
+from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves, read_curves
+from gpu_runtime.simulator.comparison.policies import Arm
 from gpu_runtime.simulator.profile import Profile, read_profile
+from storage.config.exploration import ExplorationConfig
 from storage.config.loading import PRESETS
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
+from storage.record.run_store import RunStore, refuse_simulated
 from tasks.gpu_profile import (
     DEFAULT_GPU,
     GPUS,
@@ -69,3 +75,116 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
         raise ConfigurationError(
             f"{option} {quoted(name)} is no GPU or profile ({names}), no .json file and no run"
         ) from error
+
+
+CURVES = PRESETS / "curves"
+"""The folder of the learning curves that ship with the project."""
+
+
+def find_curves(home: Home, reward: RewardConfig, objective: str, name: str | None) -> LearningCurves | None:
+    """Return the learning curves to use.
+
+    Args:
+        name: name of curves that ship with the project, a .json file, or recorded runs separated by commas;
+            None for the shipped ones of this reward (for a sum, its heaviest part) and objective, if any.
+
+    Raises:
+        ConfigurationError: no curves have that name, or they cannot be read or compared.
+    """
+    carried = [read_curves(path) for path in sorted(CURVES.glob("*.json"))]
+    if name is None and not reward.scorer:
+        return None
+    if name is None:
+        judges = chosen_scorer(reward).judges
+        judged = judges[0].name if len(judges) == 1 else max(judges, key=lambda judge: judge.weight).name
+        return next((c for c in carried if judged in c.rewards and c.objective == objective), None)
+    if name.endswith(".json"):
+        return read_curves(Path(name))
+    for curves in carried:
+        if curves.name == name:
+            return curves
+    try:
+        return recorded_curves(home, *(run_id.strip() for run_id in name.split(",")))
+    except RunNotFoundError as error:
+        names = ", ".join(curves.name for curves in carried)
+        raise ConfigurationError(
+            f"--curve {quoted(name)} is no learning curve ({names}), no .json file and no run ({error})"
+        ) from error
+
+
+def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
+    """Return the curves of recorded runs' held-out evaluations, by whether and when the runs explored.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        ConfigurationError: the runs' tasks differ, or one has fewer than two evaluations or trains on its
+            drafts, or all explore.
+    """
+    from storage.record.queries.runs import score_curve  # pandas
+
+    store = RunStore(home)
+    if len(set(run_ids)) < len(run_ids):
+        raise ConfigurationError(f"runs {', '.join(run_ids)}: one is named twice; it would count as two")
+    rows = [store.run(run_id) for run_id in run_ids]
+    for row in rows:
+        refuse_simulated(row)
+    configs = [row.config for row in rows]
+    tasks = {(config.model.path, config.reward.scorer, config.evaluation.prompts) for config in configs}
+    if len(tasks) > 1:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} are of different tasks; take runs with one model.path, "
+            "reward.scorer and evaluation.prompts"
+        )
+    signals = {config.reward.signal for config in configs}
+    if len(signals) > 1:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} learned from {' and '.join(sorted(signals))} scores; take "
+            "runs of one reward.signal"
+        )
+    measure = "score" if signals == {"graded"} else "exact"
+    arms: dict[Arm, tuple[LearningCurve, ...]] = {}
+    for run_id, config in zip(run_ids, configs, strict=True):
+        with store.reading(run_id) as connection:
+            frame = score_curve(connection, run_id)
+        if len(frame) < 2 or frame["iteration"].iloc[0] != 0:
+            raise ConfigurationError(
+                f"run {run_id} has {len(frame)} evaluations; a learning curve needs one before the first "
+                "iteration and one later"
+            )
+        curve = LearningCurve(
+            iterations=tuple(int(at) for at in frame["iteration"]),
+            values=tuple(float(value) for value in frame[measure]),
+        )
+        arm = _arm_of(run_id, config.exploration)
+        arms[arm] = (*arms.get(arm, ()), curve)
+    if "plain" not in arms:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} all explored; name one without exploration too: it is the baseline"
+        )
+    try:
+        return LearningCurves(
+            name=",".join(run_ids)[:100],
+            summary=f"held-out {measure} of recorded runs",
+            source=f"runs {', '.join(run_ids)}",
+            model=configs[0].model.key,
+            arms=arms,
+        )
+    except ValueError as error:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} make no learning curves: the held-out {measure} of those without "
+            "exploration does not rise; take longer runs"
+        ) from error
+
+
+def _arm_of(run_id: str, settings: ExplorationConfig) -> Arm:
+    """Return the arm that a run belongs to: the samples it learned from."""
+    strategy = strategy_of(settings)
+    if strategy.trains_on_drafts or strategy.decides_by_times:
+        does = "changes how it explores" if strategy.decides_by_times else "trains on its drafts"
+        raise ConfigurationError(
+            f"run {run_id} {does} (exploration.strategy={settings.strategy}), "
+            "which no policy of what-if does; take runs with another strategy"
+        )
+    if strategy.drafts_beside_training:
+        return "stale"
+    return "fresh" if strategy.drafts_before_rollout else "plain"

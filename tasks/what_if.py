@@ -42,8 +42,7 @@ from storage.record.run_store import RunStore
 from tasks.gpu_profile import DEFAULT_GPU, find_gpu, named_gpu
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words
 from tasks.prices import with_gpu_prices, with_prices
-from tasks.profiles import find_profile
-from tasks.recorded_curves import find_curves
+from tasks.profiles import find_curves, find_profile
 from tasks.what_if_answer import Goal, WhatIf, curves_in_words, hours_of
 
 MOST_ITERATIONS = 100_000

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from flows.cli.options import Preset, Sets
 from flows.configuration import given_configuration, run_preflight
+from flows.output import console
 from flows.progress import reporter
 from flows.run_identity import new_run_id
-from flows.terminal import console
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import Home

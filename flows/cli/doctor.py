@@ -18,7 +18,7 @@ from rich.text import Text
 
 from flows.cli.options import Preset, RayAddress, Sets
 from flows.configuration import cluster_setting, given_configuration
-from flows.terminal import console
+from flows.output import console
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError, StorageError
 from storage.home import Home

@@ -18,7 +18,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.options import AsJson, RunName, setting_names
-from flows.terminal import console
+from flows.output import console
 from storage.clock import now
 from storage.config.errors import ALIASES
 from storage.config.loading import list_presets

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from flows.cli.options import Port, RunNames, set_option
 from flows.configuration import given_configuration
+from flows.output import console
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.server.note import LOOPBACK, check_address, reachable
-from flows.terminal import console
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.new_folder import claim_folder, writable_file

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from flows.cli.options import Preset, Sets, takes_question
 from flows.configuration import given_configuration
+from flows.output import console
 from flows.run_identity import new_run_id
-from flows.terminal import console
 from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home

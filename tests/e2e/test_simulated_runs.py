@@ -20,7 +20,7 @@ from storage.record.queries.live_figures import live_runs
 from storage.record.records import EvaluationRecord
 from storage.record.run_store import RunStore, check_resumable
 from tasks.export import export_run
-from tasks.recorded_curves import recorded_curves
+from tasks.profiles import recorded_curves
 from tasks.recorded_profile import recorded_profile
 from tasks.what_if import record_run
 from tests.dashboard_page import figures, opened_page, page_file, sentences

@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 
 import flows.progress
-from flows.post_train import _finish, _note_troubles
+from flows.post_train import _note_troubles
 from flows.process.cancellation import names_what_ended
 from flows.progress import Reporter
 from gpu_runtime.cluster.slots import FailedStart
 from storage import clock
-from storage.errors import ClusterLostError, RewardError, RuntimeFailure, StorageError
+from storage.errors import ClusterLostError, RewardError, RuntimeFailure
 from storage.record.records import Collected, DeviceEvent
 from tasks.iteration.session import Session, StormWatch, status_after
 from tests.read_runs import gone_process
@@ -129,14 +129,3 @@ def test_devices_are_noted_where_one_of_another_kind_has_joined():
     for _ in range(2):
         Session.note_devices(session)
     assert facts == [("r", "devices", "NVIDIA H100, cpu")]
-
-
-def test_each_last_step_is_done_even_if_one_before_it_fails():
-    done: list[str] = []
-
-    def refuse() -> None:
-        raise StorageError("disk full")
-
-    with pytest.raises(StorageError, match="disk full"):
-        _finish(refuse, lambda: done.append("mirror"), refuse, lambda: done.append("readers"))
-    assert done == ["mirror", "readers"]

@@ -45,4 +45,4 @@ def test_no_other_console_is_made():
         for path in (ROOT / room).rglob("*.py")
         if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))
     ]
-    assert made == ["flows/terminal.py"]
+    assert made == ["flows/output.py"]

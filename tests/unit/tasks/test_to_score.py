@@ -36,7 +36,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tasks.recorded_curves import CURVES, find_curves, recorded_curves
+from tasks.profiles import CURVES, find_curves, recorded_curves
 from tasks.what_if_answer import WhatIf, conclusions
 from tests.sample_run import evaluation_record
 from tests.simulated import small_profile

@@ -25,8 +25,7 @@ from storage.environment import SIMULATED
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore
-from tasks.profiles import PROFILES, find_profile
-from tasks.recorded_curves import CURVES
+from tasks.profiles import CURVES, PROFILES, find_profile
 from tasks.recorded_profile import _score_s, recorded_profile
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile

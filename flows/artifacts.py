@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -149,41 +149,6 @@ def show_differences(differences: list[dict[str, str]]) -> None:
 
 
 @_server_may_be_away()
-def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
-    """Publish the rows of `spotlight what-if --json`: the median of each figure, lowest and highest."""
-    # `show_conclusions` has the milestones.
-    rows = [{name: _spread(each) for name, each in row.items() if name != "milestones"} for row in policies]
-    create_table_artifact(rows, key="what-if", description="Simulated: time and cost of each policy")
-
-
-@_server_may_be_away()
-def show_conclusions(result: Mapping[str, Any]) -> None:
-    """Publish the conclusions of `spotlight what-if --json`, and the cost of each policy's milestones."""
-    counted = result.get("counted_in_words")
-    lines = [f"- {line}" for line in [*([counted] if counted else []), *result["conclusions"]]]
-    reached = [(policy["policy"], each) for policy in result["policies"] for each in policy["milestones"]]
-    if reached:
-        names = list(reached[0][1])
-        lines += ["", f"| policy | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-        lines += [
-            f"| {policy} | {' | '.join(_spread(each[name]) for name in names)} |" for policy, each in reached
-        ]
-    if lines:
-        text = "\n".join(lines)
-        create_markdown_artifact(text, key="what-if-conclusions", description="Simulated: what follows")
-
-
-def _spread(value: object) -> str:
-    if isinstance(value, Mapping) and "learning" in value:  # an interval of each
-        ends = "; ".join(
-            f"{name} {_short(value[name]['low'])} to {_short(value[name]['high'])}"
-            for name in ("learning", "system")
-        )
-        return f"{_short(value['median'])} ({ends})"
-    if isinstance(value, Mapping):
-        return f"{_short(value['median'])} [{_short(value['low'])}, {_short(value['high'])}]"
-    return str(value)
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def show_simulated(text: str) -> None:
+    """Publish the answer of what-if as the command prints it."""
+    create_markdown_artifact(f"```\n{text}\n```", key="what-if", description="Simulated: time and cost")

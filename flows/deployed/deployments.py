@@ -19,17 +19,18 @@ from flows import start
 from flows.artifacts import (
     name_flow_run,
     name_given_in_prefect,
-    show_conclusions,
     show_differences,
-    show_policies,
     show_result,
+    show_simulated,
     shown_in_prefect,
 )
 from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.judges import judges_beside
+from flows.output import console
 from flows.process.cancellation import crashes_with_its_cluster, gone_soon_when_cancelled
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
+from flows.what_if_tables import print_answer
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import FOLDER_VARIABLE, Home
@@ -118,10 +119,12 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         question = form.question()
         config = given_configuration(form.preset, [*form.settings, *question.as_settings()], needs_task=False)
         asked = simulation(home, config, question)
-        result = asked.answer(asked.policies()).to_json()
-        show_policies(result["policies"])
-        show_conclusions(result)
-    return result
+        result = asked.answer(asked.policies())
+        screen = console(width=110, plain=True)
+        with screen.capture() as printed:
+            print_answer(result, screen)
+        show_simulated(printed.get())
+    return result.to_json()
 
 
 FLOWS = (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form, what_if_by_form)

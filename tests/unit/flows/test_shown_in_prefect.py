@@ -151,17 +151,6 @@ def test_up_prints_the_address_of_the_ui_that_the_documents_show(tmp_path: Path)
     assert set(re.findall(r"<(http://127\.0\.0\.1:4200[^>]*)>", page)) == printed
 
 
-def test_what_follows_from_simulated_policies_is_an_artifact_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    made: list[Any] = []
-    monkeypatch.setattr(flows.artifacts, "create_markdown_artifact", lambda text, **_: made.append(text))
-    cost = {"low": 1.0, "median": 2.0, "high": 3.0}
-    policies = [{"policy": "spot", "milestones": [{"share": 0.5, "usd": cost}]}]
-    flows.artifacts.show_conclusions({"policies": policies, "conclusions": ["spot is cheaper"]})
-    assert made[0].splitlines() == [
-        "- spot is cheaper", "", "| policy | share | usd |", "|---|---|---|", "| spot | 0.5 | 2 [1, 3] |"
-    ]  # fmt: skip
-
-
 @pytest.fixture
 def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Calls to Prefect, each with its identifier; the user has named the flow runs \"mine\"."""

@@ -33,6 +33,9 @@ _LISTEN_LIMIT_S = 60.0
 _LOOK_S = 0.5
 """Seconds between checks of a server."""
 
+_AGAIN_S = 60.0
+"""Seconds until a server that could not be started again is tried once more."""
+
 _PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
 """Prefect settings that a person may choose for a client of a home's server: names, or their beginning."""
 
@@ -202,15 +205,17 @@ class LocalServer:
             self.stop()
 
     def _keep_alive(self, over: threading.Event) -> None:
-        while not over.wait(_LOOK_S):
+        pause_s = _LOOK_S
+        while not over.wait(pause_s):
+            pause_s = _LOOK_S
             if (ended := self.ended) is None:
                 continue
             reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
             try:
                 self._renew()
             except (ServerError, OSError) as error:
-                reporter().note(f"warning: {error}; what runs goes on without it")
-                return
+                pause_s = _AGAIN_S
+                reporter().note(f"warning: {error}; it is tried again in {pause_s:g} s")
 
     def stop(self) -> None:
         """End it if this process has started it; other processes that use it start it again."""

@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from storage.prompts.held_out import draw_subset
 from storage.readers.figures import EVALUATION, QUALITY_FIGURE
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
-from storage.record.checkpoints import Checkpoint, CheckpointStore
+from storage.record.checkpoints import CheckpointStore
 from tasks.inputs import input_digests, plugin_facts, verdict_fact
 
 
@@ -58,69 +57,47 @@ class Evaluated:
 
 
 @task(name="evaluate-weights", task_run_name="evaluate-weights", cache_policy=NO_CACHE, persist_result=False)
-def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evaluated:
+def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: bool = False) -> Evaluated:
     """Load a run's newest checkpoint, or the untouched model, generate the images, judge them.
 
+    Args:
+        run_id: None for the untouched model.
+        again: True for all held-out prompts, and to refuse a damaged checkpoint instead of passing over it.
+
     Raises:
-        CheckpointError: the run has no checkpoint yet.
+        CheckpointError: the run has no checkpoint in this home, or a damaged one.
     """
-    started_at = now()
-    checkpoint = None
+    started_at, checkpoint = now(), None
     if run_id is not None:
-        checkpoint = CheckpointStore(home.run(run_id)).load_latest()
+        checkpoint = CheckpointStore(home.run(run_id)).load_latest(passes_over=not again)
         if checkpoint is None:
             raise CheckpointError(
-                f"run {run_id!r} has no checkpoint yet; resume it with `spotlight resume {run_id}`"
+                f"run {run_id!r} has no checkpoint in {home.path} to be scored; resume it with `spotlight "
+                f"resume {run_id}`, or train it again"
             )
-    with _restored(config, checkpoint) as runtime:
-        prompts = draw_subset(runtime.evaluate_prompts, config.evaluation.prompts)
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        if checkpoint is not None:
+            runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
+        whole = runtime.evaluate_prompts
+        prompts = whole if again else draw_subset(whole, config.evaluation.prompts)
         evaluation = runtime.evaluate(prompts)
     iteration = checkpoint.iteration if checkpoint else 0
     return Evaluated(run_id, iteration, evaluation, prompts, started_at, now())
 
 
-@contextmanager
-def _restored(config: RunConfig, checkpoint: Checkpoint | None) -> Iterator[Runtime]:
-    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
-        if checkpoint is not None:
-            runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
-        yield runtime
-
-
-@task(
-    name="evaluate-again",
-    task_run_name="evaluate-again {run_id}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
-def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
-    """Score the newest checkpoint of a run on all held-out prompts, to compare each image with the record.
-
-    Returns:
-        The single evaluation, after the checkpoint's iteration.
-
-    Raises:
-        CheckpointError: the run has no checkpoint in this home, or its newest one is damaged.
-    """
-    checkpoint = CheckpointStore(home.run(run_id)).load_latest(passes_over=False)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"
-        )
-    facts = environment() | input_digests(config.model, config.prompts) | plugin_facts(config)
-    with _restored(config, checkpoint) as runtime:
-        evaluation = runtime.evaluate(runtime.evaluate_prompts)
+def scored_again(config: RunConfig, evaluated: Evaluated) -> Reference:
+    """Return an evaluation as values, to compare each image with the record of the run."""
+    found = evaluated.evaluation
     scores = [
         HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)
-        for sample, score in zip(evaluation.samples, evaluation.scores, strict=True)
+        for sample, score in zip(found.samples, found.scores, strict=True)
     ]
-    prompts = {sample.request.prompt_id: sample.request.prompt for sample in evaluation.samples}
     return Reference(
-        f"{run_id} scored by process {os.getpid()}",
+        f"{evaluated.run_id} scored by process {os.getpid()}",
         config.model_dump(mode="json"),
-        facts,
-        scores={checkpoint.iteration: scores},
-        prompts={"evaluate": prompts},
+        environment() | input_digests(config.model, config.prompts) | plugin_facts(config),
+        scores={evaluated.iteration: scores},
+        prompts={"evaluate": {one.request.prompt_id: one.request.prompt for one in found.samples}},
     )
 
 

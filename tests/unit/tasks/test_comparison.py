@@ -239,6 +239,5 @@ def test_a_checkpoint_scored_again_has_all_of_them(
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
     monkeypatch.setattr(evaluation, "open_cluster", lambda config: nullcontext())
     monkeypatch.setattr(evaluation, "Runtime", runtime)
-    monkeypatch.setattr(evaluation, "input_digests", lambda model, prompts: {})
-    evaluation.evaluate_again.fn(Home(tmp_path).ensure(), config, "was")
+    evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=True)
     assert made[0].asked == [553]

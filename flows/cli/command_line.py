@@ -52,10 +52,6 @@ def version_option(
     """Options of `spotlight` itself."""
 
 
-@app.command(
-    epilog="Example: spotlight train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5",
-    rich_help_panel=START,
-)
 def train(
     preset: Preset = None,
     set_: Sets = None,
@@ -73,10 +69,6 @@ def train(
     _print_json(start.train(preset, changes, run_id=run_id, cluster=cluster, ray_address=ray_address))
 
 
-@app.command(
-    epilog="Example: spotlight resume glyphs-20261121-101500-a1b2",
-    rich_help_panel=RUNS,
-)
 def resume(
     run_id: RunName,
     iterations: Annotated[
@@ -109,10 +101,6 @@ def resume(
     _print_json(result)
 
 
-@app.command(
-    epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --images my-images --compare OTHER-RUN",
-    rich_help_panel=RUNS,
-)
 def evaluate(
     run_id: OptionalRunName = None,
     preset: Preset = None,
@@ -136,10 +124,6 @@ def evaluate(
     _print_json(result)
 
 
-@app.command(
-    epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora",
-    rich_help_panel=RUNS,
-)
 def export(
     run_id: RunName,
     out: Annotated[
@@ -168,6 +152,13 @@ def export(
 
 
 for _command, _example, _group in (
+    (train, "train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5", START),
+    (resume, "resume glyphs-20261121-101500-a1b2", RUNS),
+    (evaluate, "evaluate glyphs-20261121-101500-a1b2 --images my-images --compare OTHER-RUN", RUNS),
+    (compare_strategies, "compare-strategies --preset glyphs-stale --iterations 20 --seeds 3", RUNS),
+    (export, "export glyphs-20261121-101500-a1b2 --out my-lora", RUNS),
+    (chaos, "chaos --preset smoke --faults 5 --kinds kill,notice_then_kill", OPERATE),
+    (doctor, "doctor --preset flux-ocr-512 --model /models/FLUX.1-dev", START),
     (looking.logs, "logs last -f", RUNS),
     (operating.stop, "stop last", RUNS),
     (looking.evaluations, "evaluations RUN OTHER-RUN", RUNS),
@@ -183,9 +174,6 @@ for _command, _example, _group in (
     (preparing.profile, "profile glyphs-20261121-101500-a1b2 --out mine.json", BEFORE),
     (what_if, "what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8", BEFORE),
     (preparing.pretrain, "pretrain glyphs --out my-glyphs", BEFORE),
-    (compare_strategies, "compare-strategies --preset glyphs-stale --iterations 20 --seeds 3", RUNS),
-    (doctor, "doctor --preset flux-ocr-512 --model /models/FLUX.1-dev", START),
-    (chaos, "chaos --preset smoke --faults 5 --kinds kill,notice_then_kill", OPERATE),
     (operating.up, "up --schedule --timezone Europe/Berlin", OPERATE),
     (operating.down, "down", OPERATE),
     (operating.metrics, "metrics --port 9464", OPERATE),

@@ -53,14 +53,18 @@ from tasks.inputs import (
 )
 from tasks.iteration.alarm import answer, take_up
 from tasks.iteration.budget import end_at_spent_budget
-from tasks.iteration.commit import (
+from tasks.iteration.phases import (
     commit,
+    evaluate,
     evaluation_record,
+    explore,
     iteration_record,
     record_evaluation,
     review_seeds,
+    reward,
+    rollout,
+    train,
 )
-from tasks.iteration.phases import evaluate, explore, reward, rollout, train
 from tasks.iteration.session import Session, open_session, signal_behind, status_after
 from tasks.prices import with_prices
 

@@ -1,15 +1,36 @@
-"""The phases of an iteration as Prefect tasks; each asks the runtime for one thing."""
+"""The phases of an iteration as Prefect tasks, each of which asks the runtime for one thing; their commit."""
 
 from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from functools import partial
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.exploration.strategies.strategy import Ahead
+from gpu_runtime.exploration.measured_iterations import IterationTimes
+from gpu_runtime.exploration.plan import Candidate, SeedPlan, plan_to_json
+from gpu_runtime.exploration.strategies.strategy import DECIDED, Ahead, TrainingEvidence
 from gpu_runtime.fleet.evaluation import Evaluation
+from gpu_runtime.fleet.seed_search import SeedReview
+from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.runtime import Rollout, Trained
-from gpu_runtime.scheduling.scores import Score
+from gpu_runtime.scheduling.scores import Score, judged, part_means
+from storage.clock import now
+from storage.evaluations.quality import mean_figures
+from storage.pictures import picture_file
+from storage.record.records import (
+    JUDGE_USD,
+    CandidateRecord,
+    Collected,
+    EvaluationRecord,
+    IterationRecord,
+    SampleImage,
+    SampleRecord,
+)
+from storage.record.results import held_out_scores
+from storage.record.tables import iteration_rows
 from tasks.iteration.session import Session
 
 
@@ -74,3 +95,293 @@ def evaluate(session: Session, iteration: int) -> Evaluation:
     is_end = iteration in (0, session.last_iteration)
     with session.timed("evaluate"):
         return runtime.evaluate(runtime.evaluate_prompts if is_end else runtime.compared_prompts)
+
+
+GALLERY = 12
+"""Images of an evaluation kept for the dashboard: the same prompts and seeds every time."""
+
+
+@task(name="commit", task_run_name="commit {record.iteration}", cache_policy=NO_CACHE, persist_result=False)
+def commit(session: Session, record: IterationRecord) -> None:
+    """Make an iteration durable: its rows and, if due, its checkpoint appear by one rename.
+
+    It may run during the next rollout, whose weights are those of the checkpoint.
+    """
+    iteration, figures = record.iteration, record.metrics
+    session.runtime.enter("commit", iteration)
+    with session.timed("commit"):
+        if iteration % session.config.checkpoint.every == 0 or iteration == session.last_iteration:
+            blobs = session.runtime.blobs(iteration + 1)
+            session.checkpoints.save(iteration, blobs, record.state, iteration_rows(record))
+        else:
+            session.store.commit_iteration(record)
+        session.store.compact(record.run_id, before=session.checkpoints.oldest)
+        if session.mirror is not None:
+            session.mirror.copy_newest()
+        session.readers.wake()
+    session.on_commit(record)
+    session.log.note(
+        f"iteration {iteration} of {session.config.iterations}: reward {figures['reward_mean']:.3f}, "
+        f"{figures['iteration_s']:.1f} s"
+    )
+
+
+@task(
+    name="record-evaluation",
+    task_run_name="record-evaluation {record.iteration}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def record_evaluation(session: Session, record: EvaluationRecord) -> None:
+    """Write a held-out evaluation to the record; `tasks.iteration.alarm` responds to its images."""
+    session.store.commit_evaluation(record)
+    if record.iteration:  # before the first iteration, importing MLflow would slow the start down
+        session.readers.wake()
+
+
+def iteration_record(
+    session: Session,
+    rolled: Rollout,
+    scores: list[Score],
+    trained: Trained,
+    review: SeedReview,
+    started_at: float,
+    ended_at: float,
+    collected: Collected,
+) -> IterationRecord:
+    """Return the rows of a finished iteration.
+
+    Args:
+        scores: one score per sample, in the same order.
+        started_at, ended_at: Unix time in seconds.
+        collected: work of devices and judges up to now.
+    """
+    report, advantages, counters = trained.report, trained.advantages, session.runtime.counters
+    values = [score.value for score in judged(scores)]
+    has_pairs = report.pair_accuracy or report.pair_margin
+    metrics = {
+        "reward_mean": statistics.fmean(values),
+        "reward_std": statistics.pstdev(values),
+        "exact_share": statistics.fmean(score.exact for score in judged(scores)),
+        "scorer_errors": float(sum(score.error is not None for score in scores)),
+        **{f"reward_part_{name}": value for name, value in part_means(scores).items()},
+        "groups": float(rolled.prompt_count),
+        "groups_dropped": float(advantages.dropped),
+        "groups_failed": float(advantages.failed),
+        "training_steps": float(report.training_steps),
+        "loss": report.loss,
+        "kl": report.kl,
+        "clip_share": report.clip_share,
+        "gradient_norm": report.gradient_norm,
+        "ratio_deviation": report.ratio_deviation,
+        **({"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl} if report.ratio_mean else {}),
+        **({"pair_accuracy": report.pair_accuracy, "pair_margin": report.pair_margin} if has_pairs else {}),
+        **_off_policy_metrics(report.off_policy),
+        "samples_returned": float(counters.returned),
+        "samples_dropped": float(counters.duplicates),
+        "commits": float(counters.commits),
+        "steps_redone": float(counters.redone_steps),
+        "iteration_s": ended_at - started_at,
+        "train_beside_s": trained.beside_s,
+        "cost_usd": sum(interval.usd for interval in collected.intervals),
+        **({JUDGE_USD: collected.judge_usd} if collected.judge_usd else {}),
+        **review.figures,
+        **session.take_seconds(),
+    }
+    return IterationRecord(
+        run_id=session.run_id,
+        iteration=rolled.plan.iteration,
+        policy_version=trained.policy_version,
+        started_at=started_at,
+        ended_at=ended_at,
+        metrics=metrics,
+        samples=_sample_records(rolled, scores, trained),
+        candidates=candidate_records(session, rolled.plan, review),
+        sample_images=sample_images(rolled, scores),
+        next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
+        explorer_state=session.runtime.explorer.state(),
+        **collected.of_devices(),
+    )
+
+
+def _off_policy_metrics(figures: OffPolicyFigures | None) -> dict[str, float]:
+    if figures is None:
+        return {}
+    return {
+        "off_policy_samples": float(figures.samples),
+        "off_policy_ratio_spread": figures.ratio_spread,
+        "off_policy_kl": figures.kl,
+        "off_policy_clip_share": figures.clip_share,
+    }
+
+
+def evaluation_record(
+    session: Session,
+    evaluation: Evaluation,
+    iteration: int,
+    started_at: float,
+    ended_at: float,
+    collected: Collected,
+) -> EvaluationRecord:
+    """Return the rows of a held-out evaluation.
+
+    Its score is that of the prompts that every evaluation has; the first `GALLERY` images of those are kept
+    as pictures.
+
+    Args:
+        started_at, ended_at: Unix time in seconds.
+        collected: work of devices and judges up to now.
+    """
+    compared = evaluation.of(session.runtime.compared_prompts, session.config.reward.scorer)
+    pictured = {sample.request for sample in compared.samples[:GALLERY]}
+    return EvaluationRecord(
+        session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
+        compared.score, compared.exact, evaluation.images(pictured=pictured), part_means(compared.scores),
+        mean_figures(compared.figures),
+        **collected.of_devices(),
+    )  # fmt: skip
+
+
+def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> list[SampleRecord]:
+    # An image without a score comes last.
+    by_prompt: dict[int, list[tuple[bool, float, int]]] = defaultdict(list)
+    for delivered, score in zip(rolled.delivered, scores, strict=True):
+        request = delivered.sample.request
+        by_prompt[request.prompt_id].append((score.error is not None, -score.value, request.seed_index))
+    rank = {
+        (prompt_id, seed): place
+        for prompt_id, seeds in by_prompt.items()
+        for place, (*_, seed) in enumerate(sorted(seeds))
+    }
+    group = len(rolled.delivered) // rolled.prompt_count
+    advantages = trained.advantages.value_PG.flatten().tolist()
+    kept = trained.advantages.kept_P.repeat(group).tolist()
+    explored = rolled.plan.explored_score
+    records = []
+    for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
+        request = delivered.sample.request
+        identity = (request.prompt_id, request.seed_index)
+        records.append(
+            SampleRecord(
+                prompt_id=request.prompt_id,
+                prompt=request.prompt,
+                seed_index=request.seed_index,
+                policy_version=request.policy_version,
+                score=score.value,
+                exact=score.exact,
+                detail=score.detail,
+                error=score.error,
+                seed_rank=rank[identity],
+                explored_score=explored.get(identity),
+                advantage=advantages[place] if kept[place] else None,
+                worker=delivered.worker,
+            )
+        )
+    return records
+
+
+GALLERY_PROMPTS = 2
+"""Prompts of an iteration whose best and worst image are kept for the dashboard."""
+
+_THUMBNAIL_SIDE = 256
+"""The side of a thumbnail in pixels."""
+
+
+def review_seeds(
+    session: Session,
+    rolled: Rollout,
+    scores: list[Score],
+    trained: Trained,
+    next_plan: SeedPlan | None,
+    rolling_since: float,
+) -> SeedReview:
+    """Review an iteration's seeds, and report what people should know of them and of the next ones.
+
+    What the strategy has decided by measured times is recorded here, before it takes effect.
+
+    Args:
+        scores: one per sample, in the same order.
+        rolling_since: Unix time in seconds at which its rollout began.
+    """
+    held_out = partial(held_out_scores, session.store, session.run_id)
+    times = _times(session, rolled, trained, now() - rolling_since)
+    evidence = TrainingEvidence(trained.report.off_policy, held_out, times)
+    review = session.runtime.review(rolled, scores, next_plan, evidence)
+    session.record_decisions()
+    notes = (*(next_plan.notes if next_plan is not None else ()), *review.notes)
+    for kind, message in notes:
+        session.store.add_event(session.run_id, kind, message)
+        if kind == DECIDED:
+            session.log.note(message)
+    return review
+
+
+def _times(session: Session, rolled: Rollout, trained: Trained, rolling_s: float) -> IterationTimes:
+    """Return what an iteration took, all but its commit, `rolling_s` after its rollout began."""
+    seconds = session.seconds
+    return IterationTimes(
+        rollout_s=seconds["rollout"],
+        judging_s=seconds["reward"],
+        train_s=trained.left_s,
+        draft_wait_s=seconds["explore_wait"],
+        # Ranks that do not hold cost this in every iteration; other drafts before a rollout are made once.
+        whole_s=rolling_s + seconds.get("redraft", 0.0),
+        trained=trained.samples,
+        rollers=len({one.worker for one in rolled.delivered}),
+        beside_s=trained.beside_s,
+    )
+
+
+def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:
+    """Return every draft made to choose an iteration's seeds, refused ones and rescored ones included.
+
+    Args: the iteration's plan, and the review of its seeds.
+    """
+    drafts = [*plan.candidates, *plan.superseded, *review.rescored]
+    refused = set(plan.superseded)
+    ranked_together: dict[tuple[int, str, int], list[Candidate]] = defaultdict(list)
+    for draft in drafts:
+        ranked_together[draft.prompt_id, draft.fidelity, draft.policy_version].append(draft)
+    rank: dict[Candidate, int] = {}
+    for group in ranked_together.values():
+        # An image without a score comes last.
+        group.sort(key=lambda draft: (draft.error is not None, -draft.value, draft.seed_index))
+        rank |= {draft: place for place, draft in enumerate(group)}
+    prompts = {prompt.prompt_id: prompt.text for prompt in session.runtime.train_prompts}
+    return [
+        CandidateRecord(
+            prompt_id=draft.prompt_id,
+            prompt=prompts[draft.prompt_id],
+            seed_index=draft.seed_index,
+            fidelity=draft.fidelity,
+            policy_version=draft.policy_version,
+            score=draft.value,
+            exact=draft.exact,
+            error=draft.error,
+            round=draft.round,
+            rank=rank[draft],
+            kept=draft not in refused and draft.seed_index in plan.seeds.get(draft.prompt_id, ()),
+        )
+        for draft in drafts
+    ]
+
+
+def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
+    """Return thumbnails of the best and the worst judged image of an iteration's first prompts.
+
+    They are the first in the plan, whose order is shuffled. The lowest numbers would be the head of the
+    prompt file, which may be sorted by task.
+    """
+    chosen = list(rolled.plan.seeds)[:GALLERY_PROMPTS]
+    of_prompt: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
+    for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
+        request = delivered.sample.request
+        if score.error is None:
+            of_prompt[request.prompt_id].append((-score.value, request.seed_index, place))
+    images = []
+    for prompt in chosen:
+        ranked = sorted(of_prompt[prompt])
+        for _, seed, place in (*ranked[:1], *ranked[-1:]):
+            image_HWC = rolled.delivered[place].sample.image_HWC
+            images.append(SampleImage(prompt, seed, picture_file(image_HWC, _THUMBNAIL_SIDE)))
+    return images

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-import tasks.iteration.commit
+import tasks.iteration.phases
 import tasks.iteration.session
 from flows.deployed.forms import ReproductionForm
 from flows.post_train import post_train
@@ -44,7 +44,7 @@ NEVER = IterationTimes(
 def measure(patch: pytest.MonkeyPatch, until: int) -> None:
     """Let exploring pay in iterations up to a number, and not after it."""
     patch.setattr(
-        tasks.iteration.commit,
+        tasks.iteration.phases,
         "_times",
         lambda session, rolled, trained, whole_s: PAYS if rolled.plan.iteration <= until else NEVER,
     )

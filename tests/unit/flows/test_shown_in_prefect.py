@@ -31,7 +31,7 @@ from storage.record.run_store import RunStore
 
 DOCS = Path(__file__).parents[3] / "docs"
 TASK_MODULES = (
-    "tasks.evaluation", "tasks.iteration.commit", "tasks.iteration.phases", "tasks.pretrain",
+    "tasks.evaluation", "tasks.iteration.phases", "tasks.iteration.phases", "tasks.pretrain",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import tasks.iteration.commit
+import tasks.iteration.phases
 from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.scheduling.requests import WeightsVersion, evaluation_request
 from gpu_runtime.scheduling.scores import Score, part_figures
@@ -19,7 +19,7 @@ from storage.prompts.files import PromptRecord
 from storage.readers.figures import gallery, moments_after
 from storage.record.records import Collected, EvaluationRecord, JudgedImage, StateInterval
 from storage.record.run_store import RunStore
-from tasks.iteration.commit import evaluation_record, record_evaluation
+from tasks.iteration.phases import evaluation_record, record_evaluation
 from tests.sample_run import iteration_record
 
 SCORES = [
@@ -39,7 +39,7 @@ def drawn(prompt_id: int, seed_index: int = 0) -> Any:
 def test_an_evaluation_s_parts_go_to_readers(
     scores: list[Score], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(tasks.iteration.commit, "GALLERY", 0)
+    monkeypatch.setattr(tasks.iteration.phases, "GALLERY", 0)
     store = entered(tmp_path)
     runtime = SimpleNamespace(compared_prompts=[PromptRecord(0, "a sign")])
     session: Any = SimpleNamespace(config=RunConfig(), run_id="r", runtime=runtime, store=store)

@@ -32,7 +32,7 @@ from storage.home import Home
 from storage.record.records import Collected, JudgedImage
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
-from tasks.iteration.commit import iteration_record
+from tasks.iteration.phases import iteration_record
 from tests.sample_run import evaluation_record
 from tests.sample_run import iteration_record as sample_iteration
 from tests.tiny_run import TinyRun, request, tiny_config

@@ -15,7 +15,7 @@ from gpu_runtime.exploration.signal_rate import Contrast, Times, Workload, predi
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
 from gpu_runtime.runtime import Trained
-from tasks.iteration.commit import _times
+from tasks.iteration.phases import _times
 from tests.tiny_exploration import make_config
 
 PLAIN = IterationTimes(

@@ -19,7 +19,7 @@ from gpu_runtime.runtime import Rollout
 from gpu_runtime.scheduling.scores import Score
 from storage.prompts.files import PromptRecord
 from storage.record.records import SampleImage
-from tasks.iteration.commit import candidate_records, sample_images
+from tasks.iteration.phases import candidate_records, sample_images
 from tests.tiny_run import request
 
 

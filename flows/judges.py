@@ -84,7 +84,17 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
     supervised = python_command("-c", _SUPERVISOR, *command)
     judge = Child("judge", supervised, environment_for_others(), log, signal.SIGTERM, patience_s=2.0)
     try:
-        _wait_until_loaded(url, judge, time.monotonic() + limit_s)
+        until_s = time.monotonic() + limit_s
+        while not _has_loaded(url):
+            if (ended := judge.ended) is not None:
+                raise ConfigurationError(f"the judge at {url} does not start: {ended}")
+            if time.monotonic() > until_s:
+                raise ConfigurationError(
+                    f"the judge at {url} has not loaded in time (runtime.start_timeout_s, or --limit); its "
+                    "first start makes an environment and downloads weights: do it once by `spotlight "
+                    f"judge`. Its log is {log}"
+                )
+            time.sleep(_LOOK_S)
         os.kill(judge.process.pid, signal.SIGUSR1)
         try:
             yield judge
@@ -93,19 +103,6 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
                 reporter().note(f"warning: the judge at {url} ended with code {code}; see {log}")
     finally:
         judge.stop()
-
-
-def _wait_until_loaded(url: str, judge: Child, until_s: float) -> None:
-    while not _has_loaded(url):
-        if (ended := judge.ended) is not None:
-            raise ConfigurationError(f"the judge at {url} does not start: {ended}")
-        if time.monotonic() > until_s:
-            raise ConfigurationError(
-                f"the judge at {url} has not loaded in time (runtime.start_timeout_s, or --limit); its first "
-                "start makes an environment and downloads weights: do it once by `spotlight judge`. "
-                f"Its log is {judge.log}"
-            )
-        time.sleep(_LOOK_S)
 
 
 def _has_loaded(url: str) -> bool:

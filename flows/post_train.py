@@ -123,7 +123,9 @@ def train_run(
     finally:
         guard.close()
     with ExitStack() as last:  # each is done, even if one before it fails
-        last.callback(_finish_readers, session)
+        last.callback(session.finish_readers)
+        if to := config.tracking.to:
+            last.callback(reporter().note, f"sending the result to {', '.join(to)}")
         last.callback(session.finish_mirror)
         store.compact(run_id)
     return summary
@@ -133,12 +135,6 @@ post_train = flow(name="post-train", validate_parameters=True, persist_result=Fa
     crashes_with_its_cluster(train_run)
 )
 """`train_run` as a separate flow; a flow that does a run calls the function."""
-
-
-def _finish_readers(session: Session) -> None:
-    if to := session.config.tracking.to:
-        reporter().note(f"sending the result to {', '.join(to)}")
-    session.finish_readers()
 
 
 def _reason(error: BaseException) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -225,12 +224,27 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
 
 
 def write_mp4s(folder: Path, samples: Sequence[GeneratedSample]) -> str:
-    """Write clips beside what `write_images` wrote where ffmpeg is installed; return why it gave up."""
+    """Write clips beside what `write_images` wrote where ffmpeg is installed; return why it gave up.
+
+    The codec is ffmpeg's choice. Players want YUV 4:2:0, and so even sides.
+    """
     ffmpeg = shutil.which("ffmpeg")
     try:
         for sample in samples if ffmpeg else ():
-            if is_clip(sample.image_HWC):
-                _write_mp4(str(ffmpeg), sample.image_HWC, _place(folder, sample, "mp4"))
+            if not is_clip(sample.image_HWC):
+                continue
+            _, height, width, _ = sample.image_HWC.shape
+            command = [
+                str(ffmpeg), "-loglevel", "error", "-f", "rawvideo", "-pixel_format", "rgb24",
+                "-video_size", f"{width}x{height}", "-framerate", f"1000/{FRAME_MS}", "-i", "-",
+                "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-y",
+                str(_place(folder, sample, "mp4")),
+            ]  # fmt: skip
+            run = subprocess.run(
+                command, input=sample.image_HWC.tobytes(), capture_output=True, timeout=_FFMPEG_LIMIT_S
+            )
+            if run.returncode:
+                raise OSError(run.stderr.decode(errors="replace").strip())
     except (OSError, subprocess.SubprocessError) as error:
         return f"ffmpeg: {error}"
     return ""
@@ -239,16 +253,3 @@ def write_mp4s(folder: Path, samples: Sequence[GeneratedSample]) -> str:
 def _place(folder: Path, sample: GeneratedSample, ending: str) -> Path:
     request = sample.request
     return folder / f"{request.prompt_id:05}" / "samples" / f"{request.seed_index:04}.{ending}"
-
-
-def _write_mp4(ffmpeg: str, clip_FHWC: np.ndarray, path: Path) -> None:
-    """Write a clip by ffmpeg with its own choice of codec; players want YUV 4:2:0, and so even sides."""
-    _, height, width, _ = clip_FHWC.shape
-    command = [
-        ffmpeg, "-loglevel", "error", "-f", "rawvideo", "-pixel_format", "rgb24",
-        "-video_size", f"{width}x{height}", "-framerate", f"1000/{FRAME_MS}", "-i", "-",
-        "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-y", str(path),
-    ]  # fmt: skip
-    run = subprocess.run(command, input=clip_FHWC.tobytes(), capture_output=True, timeout=_FFMPEG_LIMIT_S)
-    if run.returncode:
-        raise OSError(run.stderr.decode(errors="replace").strip())

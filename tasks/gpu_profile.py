@@ -348,15 +348,13 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
         "steps": alone,
     }
     measured = counted.model_copy(update={**about, **_quantities(result, config, size, passes)})
-    shared = tuple(_as_much_faster(step, counted, measured) for step in counted.steps if step.degree > 1)
-    return measured.model_copy(update={"steps": alone + shared})
-
-
-def _as_much_faster(step: StepTime, counted: Profile, measured: Profile) -> StepTime:
-    """Return a shared step with its speed-up from one profile, over the unshared step of another."""
-    lone_s = counted.step_s(step.batch) / counted.step.value
-    seconds = measured.step_s(step.batch) * step.seconds / lone_s
-    return step.model_copy(update={"seconds": float(f"{seconds:.6g}")})
+    shared = []
+    for step in counted.steps:
+        if step.degree > 1:
+            lone_s = counted.step_s(step.batch) / counted.step.value
+            seconds = measured.step_s(step.batch) * step.seconds / lone_s
+            shared.append(step.model_copy(update={"seconds": float(f"{seconds:.6g}")}))
+    return measured.model_copy(update={"steps": (*alone, *shared)})
 
 
 def _quantities(result: GpuDayResult, config: RunConfig, size: int, passes: int) -> dict[str, Quantity]:

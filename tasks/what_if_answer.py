@@ -191,10 +191,16 @@ def basis(result: WhatIf) -> list[str]:
     """Return what an answer rests on: prices, market, sharing, the evidence of the profile, the curves."""
     offer, trainers = result.asked.offer, result.asked.offer.trainers
     curves = curves_in_words(result.curves, result.model)
+    shared, sharing = [], dict(result.sharing)
+    if sharing:
+        each = sharing.pop("instance_devices")
+        where = "all devices are on one machine" if each == "all" else f"an instance has {each} devices"
+        degrees = ", ".join(f"{kind} {degree}" for kind, degree in sharing.items())
+        shared = [f"devices that share a sample: {degrees}; {where}"]
     return [
         f"prices: {prices_in_words(offer)}; {trainers} of the reserved devices train{'s' * (trainers == 1)}",
         f"spot: {result.market}",
-        *([_sharing_in_words(result)] if result.sharing else []),
+        *shared,
         *([result.serving] if result.serving else []),
         *profile_in_words(result.asked.profile),
         "All policies do the same iterations: what is learned in them shows in figures of a score alone.",
@@ -207,14 +213,6 @@ def profile_in_words(profile: Profile, called: str = "profile") -> list[str]:
     evidence = [f"  {evidence}: {', '.join(names)}" for evidence, names in profile.evidence.items()]
     beside = [] if profile.spot is None else profile_in_words(profile.spot, "on spot devices")
     return [f"{called} {profile.name}: {profile.summary}", *evidence, *beside]
-
-
-def _sharing_in_words(result: WhatIf) -> str:
-    """Describe how many devices share a sample."""
-    said = dict(result.sharing)
-    each = said.pop("instance_devices")
-    where = "all devices are on one machine" if each == "all" else f"an instance has {each} devices"
-    return f"devices that share a sample: {', '.join(f'{k} {v}' for k, v in said.items())}; {where}"
 
 
 def counted_in_words(result: WhatIf) -> str:

@@ -56,7 +56,10 @@ def answer(session: Session, iteration: int) -> Answer:
     if verdict is None or not is_hacking:
         is_sound = session.alarm.sound == iteration
         if is_sound and session.config.evaluation.on_alarm in ("rollback", "stop"):
-            _pin(session, iteration)
+            known = session.checkpoints.iterations()
+            saved = [number for number in known if session.alarm.unsound < number <= iteration]
+            if saved:  # the newest that a sound evaluation vouches for: no unsound one came after it
+                session.checkpoints.pin(saved[-1])
         return Answer()
     message = f"the score rises while the images get worse, after iteration {iteration}: {verdict.in_words}"
     if not before.sounding:
@@ -75,17 +78,13 @@ def answer(session: Session, iteration: int) -> Answer:
         case "rollback":
             if before.returned_to == before.sound:
                 raise _end(session, message, f"the run had returned to iteration {before.sound} before")
-            return _return(session, message)
-
-
-def _return(session: Session, message: str) -> Answer:
-    """Continue from the weights of the last sound checkpoint, with the next iteration's prompts and noise."""
-    pinned = session.checkpoints.pinned
-    if pinned is None:
-        raise _end(session, message, "there is no sound checkpoint to return to")
-    session.runtime.return_to(session.checkpoints.load(pinned).blobs)
-    session.next_plan = None
-    return Answer(_note(session, "returned", f"{message}; back to the weights of iteration {pinned}"), True)
+            pinned = session.checkpoints.pinned
+            if pinned is None:
+                raise _end(session, message, "there is no sound checkpoint to return to")
+            session.runtime.return_to(session.checkpoints.load(pinned).blobs)  # prompts and noise go on
+            session.next_plan = None
+            message = f"{message}; back to the weights of iteration {pinned}"
+            return Answer(_note(session, "returned", message), True)
 
 
 def _end(session: Session, message: str, why: str) -> HackingError:
@@ -104,14 +103,6 @@ def _end(session: Session, message: str, why: str) -> HackingError:
         f"{message}. The run ends, as {why}; {kept}. Start another with algorithm.kl_weight above "
         f"{weight:g}, a lower optimizer.learning_rate or a second part of the reward"
     )
-
-
-def _pin(session: Session, iteration: int) -> None:
-    """Keep the newest checkpoint that a sound evaluation vouches for: no unsound one came after it."""
-    known = session.checkpoints.iterations()
-    saved = [number for number in known if session.alarm.unsound < number <= iteration]
-    if saved:
-        session.checkpoints.pin(saved[-1])
 
 
 def _verdict(session: Session, iteration: int) -> QualityVerdict | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,28 +24,6 @@ from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
 _SHORTEST_TOKEN = 32
-_FLEET = ("market", "state")
-
-_GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "run_info": ("1 for each run that is shown, with its status.", ("name", "status")),
-    "iteration": ("Iterations that are committed.", ()),
-    "iterations_planned": ("Iterations of the run's settings.", ()),
-    "score": ("Mean score of the newest held-out evaluation.", ()),
-    "exact_share": ("Share of the newest held-out images that satisfy their prompt completely.", ()),
-    "last_commit_timestamp_seconds": ("When the newest record was committed (Unix seconds).", ()),
-    "commit_lag_seconds": ("Seconds since the newest record of a run that goes on.", ()),
-    "phase_seconds": ("Seconds of each phase that ended with the newest iteration.", ("phase",)),
-    "devices": ("Mean number of devices in each state over the newest iteration.", _FLEET),
-}
-"""Text and labels, beside the run, of each gauge by its name without `spotlight_`."""
-
-_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "device_seconds": ("Paid device-seconds, lost work included.", _FLEET),
-    "cost_usd": ("Dollars for devices, lost work included.", _FLEET),
-    "judge_cost_usd": ("Dollars for judges that have a price.", ()),
-    "device_events": ("Devices that joined, failed, had a notice, left or were lost.", ("market", "kind")),
-}
-
 _FIGURES = {
     "reward_mean": ("reward", "Mean score of the newest rollout's samples."),
     "loss": ("loss", "Loss of the newest iteration's training."),
@@ -62,40 +40,52 @@ _FIGURES = {
 def families(runs: Iterable[LiveRun], now: float) -> list[Metric]:
     """Return the metrics of some runs for Prometheus, as of `now` (Unix seconds)."""
     made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-    gauges = _GAUGES | {name: (text, ()) for name, text in _FIGURES.values()}
-    for kind, listed in ((GaugeMetricFamily, gauges), (CounterMetricFamily, _COUNTERS)):
-        for name, (text, labels) in listed.items():
-            made[name] = kind(f"spotlight_{name}", text, labels=["run", *labels])
     for run in runs:
-        for name, labels, value in _values(run, now):
-            made[name].add_metric([run.run_id, *labels], value)
+        for kind, name, text, labels, values in _metrics(run, now):
+            family = made.setdefault(name, kind(f"spotlight_{name}", text, labels=["run", *labels]))
+            for label, value in values.items():
+                family.add_metric([run.run_id, *label], value)
     return list(made.values())
 
 
-def _values(run: LiveRun, now: float) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    """Yield the values of a run: metric, its labels beside the run, and the figure."""
-    yield "run_info", (run.name, run.status), 1
-    yield "iteration", (), run.iteration
-    yield "iterations_planned", (), run.planned
-    yield "last_commit_timestamp_seconds", (), run.newest_at
-    if run.status == "running":
-        yield "commit_lag_seconds", (), max(0.0, now - run.newest_at)
-    if run.score is not None and run.exact is not None:
-        yield "score", (), run.score
-        yield "exact_share", (), run.exact
-    for name, value in run.metrics.items():
-        if name in _FIGURES:
-            yield _FIGURES[name][0], (), value
-        elif name.endswith("_s"):
-            yield "phase_seconds", (name.removesuffix("_s"),), value
-    for place, mean in run.devices.items():
-        yield "devices", place, mean
-    for place, (device_s, usd) in run.spent.items():
-        yield "device_seconds", place, device_s
-        yield "cost_usd", place, usd
-    yield "judge_cost_usd", (), run.judge_usd
-    for of, count in run.device_events.items():
-        yield "device_events", of, count
+_Described = tuple[
+    type[GaugeMetricFamily | CounterMetricFamily], str, str, tuple[str, ...], Mapping[tuple[str, ...], float]
+]
+"""Kind of a metric, its name without `spotlight_`, its text, its labels beside the run, a value for each."""
+
+
+def _metrics(run: LiveRun, now: float) -> Iterator[_Described]:
+    gauge, counter, fleet = GaugeMetricFamily, CounterMetricFamily, ("market", "state")
+    judged = run.score is not None and run.exact is not None
+    goes_on = run.status == "running"
+    for name, text, value in (
+        ("iteration", "Iterations that are committed.", run.iteration),
+        ("iterations_planned", "Iterations of the run's settings.", run.planned),
+        ("score", "Mean score of the newest held-out evaluation.", run.score if judged else None),
+        ("exact_share", "Share of the newest held-out images that satisfy their prompt completely.",
+         run.exact if judged else None),
+        ("last_commit_timestamp_seconds", "When the newest record was committed (Unix seconds).",
+         run.newest_at),
+        ("commit_lag_seconds", "Seconds since the newest record of a run that goes on.",
+         max(0.0, now - run.newest_at) if goes_on else None),
+        *((name, text, run.metrics.get(figure)) for figure, (name, text) in _FIGURES.items()),
+    ):  # fmt: skip
+        yield gauge, name, text, (), {} if value is None else {(): value}
+    phases = {(name.removesuffix("_s"),): s for name, s in run.metrics.items() if name.endswith("_s")}
+    device_s, usd = ({place: both[at] for place, both in run.spent.items()} for at in (0, 1))
+    yield from (
+        (gauge, "run_info", "1 for each run that is shown, with its status.", ("name", "status"),
+         {(run.name, run.status): 1}),
+        (gauge, "phase_seconds", "Seconds of each phase that ended with the newest iteration.", ("phase",),
+         phases),
+        (gauge, "devices", "Mean number of devices in each state over the newest iteration.", fleet,
+         run.devices),
+        (counter, "device_seconds", "Paid device-seconds, lost work included.", fleet, device_s),
+        (counter, "cost_usd", "Dollars for devices, lost work included.", fleet, usd),
+        (counter, "judge_cost_usd", "Dollars for judges that have a price.", (), {(): run.judge_usd}),
+        (counter, "device_events", "Devices that joined, failed, had a notice, left or were lost.",
+         ("market", "kind"), run.device_events),
+    )  # fmt: skip
 
 
 class _HomeCollector(Collector):

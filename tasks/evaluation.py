@@ -37,6 +37,11 @@ from storage.readers.protocol import ReadRun
 from storage.record.checkpoints import CheckpointStore
 from tasks.inputs import input_digests, plugin_facts, verdict_fact
 
+_CLIP_QUALITY = 90
+
+_FFMPEG_LIMIT_S = 120.0
+"""Seconds for a clip; one of 17 frames of 832x480 takes a few."""
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -182,12 +187,6 @@ def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
     found |= {f"{EVALUATION}part_{name}": value for name, value in figures.get("parts", {}).items()}
     found |= {f"{QUALITY_FIGURE}{name}": value for name, value in figures.get("quality", {}).items()}
     return found
-
-
-_CLIP_QUALITY = 90
-
-_FFMPEG_LIMIT_S = 120.0
-"""Seconds for a clip; one of 17 frames of 832x480 takes a few."""
 
 
 def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequence[PromptRecord]) -> None:

@@ -30,6 +30,10 @@ PROFILES = PRESETS / "profiles"
 """The folder of the profiles that ship with the project."""
 
 
+CURVES = PRESETS / "curves"
+"""The folder of the learning curves that ship with the project."""
+
+
 def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | None = None) -> Profile:
     """Return the profile to use.
 
@@ -75,10 +79,6 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
         raise ConfigurationError(
             f"{option} {quoted(name)} is no GPU or profile ({names}), no .json file and no run"
         ) from error
-
-
-CURVES = PRESETS / "curves"
-"""The folder of the learning curves that ship with the project."""
 
 
 def find_curves(home: Home, reward: RewardConfig, objective: str, name: str | None) -> LearningCurves | None:

@@ -41,6 +41,11 @@ _MESSAGE = "ended by a person or by the system"
 """The message of the states; Prefect's log lines, which repeat it, are recognised by it."""
 
 
+P = ParamSpec("P")
+
+R = TypeVar("R")
+
+
 @contextmanager
 def cancellable(name: str) -> Iterator[None]:
     """Let the flow run called `name` be cancelled from the Prefect UI while the context lasts.
@@ -161,10 +166,6 @@ def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None
                 cancelled.set()
                 stop_this_process("cancelled in the Prefect UI")
                 return
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @contextmanager

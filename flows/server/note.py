@@ -22,6 +22,11 @@ from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
 from storage.record.files import locked
 
+LOOPBACK = "127.0.0.1"
+
+SERVER_PORT = 4200
+"""The first port that a Prefect server tries."""
+
 _POLL_S = 0.02
 
 
@@ -110,11 +115,6 @@ def sole_holder(file: Path, limit_s: float, holder: str) -> Iterator[None]:
                 f"{holder} did not release its lock within {limit_s:g} s; look for its process (`ps`)"
             )
         time.sleep(_POLL_S)
-
-
-LOOPBACK = "127.0.0.1"
-SERVER_PORT = 4200
-"""The first port that a Prefect server tries."""
 
 
 def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:

@@ -33,6 +33,15 @@ from storage.record.results import held_out_scores
 from storage.record.tables import iteration_rows
 from tasks.iteration.session import Session
 
+GALLERY = 12
+"""Images of an evaluation kept for the dashboard: the same prompts and seeds every time."""
+
+GALLERY_PROMPTS = 2
+"""Prompts of an iteration whose best and worst image are kept for the dashboard."""
+
+_THUMBNAIL_SIDE = 256
+"""The side of a thumbnail in pixels."""
+
 
 @task(name="explore", task_run_name="explore {iteration}", cache_policy=NO_CACHE, persist_result=False)
 def explore(
@@ -95,10 +104,6 @@ def evaluate(session: Session, iteration: int) -> Evaluation:
     is_end = iteration in (0, session.last_iteration)
     with session.timed("evaluate"):
         return runtime.evaluate(runtime.evaluate_prompts if is_end else runtime.compared_prompts)
-
-
-GALLERY = 12
-"""Images of an evaluation kept for the dashboard: the same prompts and seeds every time."""
 
 
 @task(name="commit", task_run_name="commit {record.iteration}", cache_policy=NO_CACHE, persist_result=False)
@@ -278,13 +283,6 @@ def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> l
             )
         )
     return records
-
-
-GALLERY_PROMPTS = 2
-"""Prompts of an iteration whose best and worst image are kept for the dashboard."""
-
-_THUMBNAIL_SIDE = 256
-"""The side of a thumbnail in pixels."""
 
 
 def review_seeds(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -24,25 +23,20 @@ from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.run_store import RunStore
 from tests.homes_server import noted_server
+from tests.running_up import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:{closed}/api", "nonsense", "http://127.0.0.1:port/api", "ftp://127.0.0.1/api"]
 )
 def test_nobody_is_healthy_where_nobody_answers(url: str):
-    assert not is_healthy(url.format(closed=closed_port()))
+    assert not is_healthy(url.format(closed=free_port()))
 
 
 def test_a_named_server_that_does_not_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    url = f"http://127.0.0.1:{closed_port()}/api"
+    url = f"http://127.0.0.1:{free_port()}/api"
     monkeypatch.setenv("PREFECT_API_URL", url)
     said = f"PREFECT_API_URL={url}; start it, or unset the variable"
     with pytest.raises(ServerError, match=said), prefect_server(Home(tmp_path)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigurationError
+from storage.text import is_loopback
 
 DRAFTS_ARE_MADE = "drafts are made"
 """Fact stored with a run: one of the next three, or the last two joined by `and`. The strategy's name may
@@ -168,5 +169,5 @@ def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
     address = str(runtime.get("cluster", "ray"))
     place = address.removeprefix("ray://")
     host = (place.rpartition(":")[0] or place).strip("[]")
-    is_here = address in _THIS_MACHINE or host in ("localhost", "::1") or host.startswith("127.")
+    is_here = address in _THIS_MACHINE or is_loopback(host)
     return is_here and environment.get("accelerators", "none") == "none"

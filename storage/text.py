@@ -53,6 +53,11 @@ def web_address(text: str) -> SplitResult | None:
     return parts if is_whole else None
 
 
+def is_loopback(host: str) -> bool:
+    """Return True for a name or an address by which a machine reaches itself."""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+
+
 def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -> str:
     """Read a UTF-8 file, with or without a byte order mark; `~` in its path is the user's home folder.
 

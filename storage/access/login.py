@@ -5,54 +5,83 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from storage.config.errors import explain
+from storage.config.section import Section
 from storage.errors import ConfigurationError
 from storage.home import Home, is_open_to_others
+from storage.text import is_loopback, web_address
 
 LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
 """The environment variable that names the file with the settings of the login."""
 
-_TEXTS = ("redirect_uri", "cookie_secret", "client_id", "client_secret", "server_metadata_url")
-_KEYS = (*_TEXTS, "allow")
-_OPTIONAL = ("trust_email", "client_kwargs")
-_KINDS: Mapping[str, tuple[type, str]] = {
-    **dict.fromkeys(_TEXTS, (str, "text")),
-    "trust_email": (bool, "true or false"), "client_kwargs": (dict, "a table"),
-}  # fmt: skip
 _CALLBACK = "/oauth2callback"
 _SECRET_LENGTH = 32
-_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+_Text = Annotated[str, Field(min_length=1)]
 
 
-@dataclass(frozen=True)
-class Login:
-    """A complete login.
-
-    Attributes:
-        redirect_uri: address of the dashboard as browsers see it, ending in `/oauth2callback`.
-        cookie_secret: secret that signs the cookie of a logged-in browser.
-        client_id, client_secret: credentials of the dashboard at the provider.
-        server_metadata_url: address of the provider's metadata.
-        allow: addresses that may enter, such as `ada@example.org` or `*@example.org`; `*` is any user of the
-            provider.
-        trust_email: True for a provider that does not say if it has verified an address, and whose addresses
-            can be trusted.
-        client_kwargs: further parameters for the provider, as in Streamlit's documentation.
-    """
+class Login(Section):
+    """A complete login."""
 
     redirect_uri: str
+    """Address of the dashboard as browsers see it, ending in `/oauth2callback`."""
+
     cookie_secret: str
-    client_id: str
-    client_secret: str
+    """Secret that signs the cookie of a logged-in browser."""
+
+    client_id: _Text
+    client_secret: _Text
+    """Credentials of the dashboard at the provider."""
+
     server_metadata_url: str
-    allow: tuple[str, ...]
-    trust_email: bool = False
-    client_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Address of the provider's metadata."""
+
+    allow: tuple[_Text, ...] = Field(min_length=1)
+    """Addresses that may enter, such as `ada@example.org` or `*@example.org`; `*` is any user of the
+    provider."""
+
+    trust_email: bool = Field(default=False, strict=True)
+    """True for a provider that does not say if it has verified an address, and whose addresses can be
+    trusted."""
+
+    client_kwargs: dict[str, Any] = Field(default={})
+    """Further parameters for the provider, as in Streamlit's documentation."""
+
+    @field_validator("redirect_uri", "server_metadata_url")
+    @classmethod
+    def _is_encrypted(cls, value: str, info: ValidationInfo) -> str:
+        parts = web_address(value)
+        if parts is None:
+            raise ValueError(f"{info.field_name} {value} is no address that begins with https://")
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            raise ValueError(
+                f"{info.field_name} {value} sends the login over the network unencrypted; use https://"
+            )
+        return value
+
+    @field_validator("redirect_uri")
+    @classmethod
+    def _is_the_callback(cls, value: str) -> str:
+        if not urlsplit(value).path.endswith(_CALLBACK):
+            raise ValueError(f"redirect_uri {value} must end in {_CALLBACK}")
+        return value
+
+    @field_validator("cookie_secret")
+    @classmethod
+    def _is_long(cls, value: str) -> str:
+        if len(value) < _SECRET_LENGTH:
+            raise ValueError(
+                f"cookie_secret has {len(value)} characters, and needs {_SECRET_LENGTH}; make one with "
+                "`openssl rand -hex 32`"
+            )
+        return value
 
     @property
     def host(self) -> str:
@@ -61,8 +90,7 @@ class Login:
 
     def secrets(self) -> dict[str, Any]:
         """Return the section `auth` of Streamlit's secrets."""
-        auth: dict[str, Any] = {name: getattr(self, name) for name in _TEXTS}
-        return {"auth": auth | ({"client_kwargs": dict(self.client_kwargs)} if self.client_kwargs else {})}
+        return {"auth": self.model_dump(exclude={"allow", "trust_email"}, exclude_defaults=True)}
 
 
 def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | None:
@@ -75,7 +103,8 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
         ConfigurationError: the login is incomplete, cannot work, or can be read by others.
     """
     environ = os.environ if environ is None else environ
-    given = {key: environ[name] for key in _KEYS if environ.get(name := f"{LOGIN_VARIABLE}_{key.upper()}")}
+    keys = [key for key, field in Login.model_fields.items() if field.is_required()]
+    given = {key: environ[name] for key in keys if environ.get(name := f"{LOGIN_VARIABLE}_{key.upper()}")}
     named = environ.get(LOGIN_VARIABLE, "")
     file = Path(named).expanduser() if named else home.path / "login.toml"
     if not named and not given and not file.exists():
@@ -84,7 +113,13 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
     values |= given
     if isinstance(values.get("allow"), str):
         values["allow"] = [part.strip() for part in values["allow"].split(",") if part.strip()]
-    return _checked(values, str(file) if named or file.exists() else "the environment")
+    try:
+        return Login(**values)
+    except ValidationError as error:
+        source = str(file) if named or file.exists() else "the environment"
+        raise ConfigurationError(
+            f"the login of {source}: {'; '.join(explain(error, Login))} (docs/reference/dashboard.md)"
+        ) from error
 
 
 def refusal(
@@ -130,47 +165,3 @@ def _read(file: Path) -> dict[str, Any]:
             f"the login {file} holds secrets, and others can read it; run `chmod 600 {file}`"
         )
     return values
-
-
-def _checked(values: Mapping[str, Any], source: str) -> Login:
-    unknown = sorted(set(values) - {*_KEYS, *_OPTIONAL})
-    if unknown:
-        raise ConfigurationError(
-            f"the login of {source} has {unknown[0]!r}; it takes {', '.join([*_KEYS, *_OPTIONAL])}"
-        )
-    missing = [key for key in _KEYS if not values.get(key)]
-    if missing:
-        raise ConfigurationError(
-            f"the login of {source} is not complete: {', '.join(missing)} missing; "
-            "see docs/reference/dashboard.md"
-        )
-    for key, (kind, words) in _KINDS.items():
-        if key in values and not isinstance(values[key], kind):
-            raise ConfigurationError(f"{key} of {source} must be {words}, not {values[key]!r}")
-    allow = values["allow"]
-    if not isinstance(allow, list) or not all(isinstance(one, str) and one.strip() for one in allow):
-        raise ConfigurationError(f'allow of {source} must be a list of addresses, as in ["ada@example.org"]')
-    _check_address(values["redirect_uri"], "redirect_uri", source)
-    _check_address(values["server_metadata_url"], "server_metadata_url", source)
-    if not urlsplit(values["redirect_uri"]).path.endswith(_CALLBACK):
-        raise ConfigurationError(f"redirect_uri {values['redirect_uri']} of {source} must end in {_CALLBACK}")
-    if len(values["cookie_secret"]) < _SECRET_LENGTH:
-        raise ConfigurationError(
-            f"cookie_secret of {source} has {len(values['cookie_secret'])} characters, and needs "
-            f"{_SECRET_LENGTH}; make one with `openssl rand -hex 32`"
-        )
-    return Login(**{**values, "allow": tuple(allow)})
-
-
-def _check_address(address: str, key: str, source: str) -> None:
-    try:
-        parts = urlsplit(address)
-        name, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise ConfigurationError(f"{key} {address} of {source} is no address: {error}") from error
-    if parts.scheme not in ("http", "https") or not name:
-        raise ConfigurationError(f"{key} {address} of {source} must begin with https://")
-    if parts.scheme == "http" and name not in _LOOPBACK_NAMES:
-        raise ConfigurationError(
-            f"{key} {address} of {source} sends the login over the network unencrypted; use https://"
-        )

@@ -29,7 +29,7 @@ from storage.readers.figures import EVALUATION, figure_name
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus
 from storage.record.run_folder import RunFolder
-from storage.text import one_line, web_address
+from storage.text import is_loopback, one_line, web_address
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ _TRY_AGAIN = (408, 429)
 """HTTP's answers below 500 that ask to try again."""
 
 _SUBMISSION, _WITH_TLS = 587, 465
-_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 class TellingReader(Reader):
@@ -183,7 +182,7 @@ def _mail_server() -> smtplib.SMTP:
     try:
         server.ehlo_or_helo_if_needed()
         has_password = bool(os.environ.get(USER_VARIABLE))
-        if host not in _THIS_MACHINE and (has_password or server.has_extn("starttls")):
+        if not is_loopback(host) and (has_password or server.has_extn("starttls")):
             server.starttls(context=ssl.create_default_context())
     except BaseException:
         server.close()

@@ -20,7 +20,7 @@ from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.readers import mlflow_server
 from storage.record.run_notes import NoteStore
-from storage.text import web_address
+from storage.text import is_loopback, web_address
 from ui.data.run import RunView
 
 _KEPT_S = 10  # seconds for which a page does not check again whether a server answers
@@ -99,7 +99,7 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
     if parts is None:
         return Link("Prefect", how="This run recorded no flow run.")
     candidates = [recorded]
-    if api_url and _is_here(recorded):  # the home's server may listen elsewhere than it did
+    if api_url and is_loopback(parts.hostname or ""):  # the home's server may listen elsewhere than it did
         candidates.insert(0, f"{api_url.rstrip('/').removesuffix('/api')}{parts.path}")
     for address in candidates:
         if answers(address):
@@ -134,7 +134,8 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
 
 def is_prefect(address: str) -> bool:
     """Return True if a Prefect server answers for a page of its UI; one on another machine is assumed to."""
-    return not _is_here(address) or _is_healthy(re.split(r"/v2/|/runs/", address)[0])
+    host = urlsplit(address).hostname or ""
+    return not is_loopback(host) or _is_healthy(re.split(r"/v2/|/runs/", address)[0])
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
@@ -146,11 +147,6 @@ def _is_healthy(server: str) -> bool:
         return answer.status_code == httpx.codes.OK and answer.json() is True
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # ValueError: no JSON
         return False
-
-
-def _is_here(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d+){3}", host))
 
 
 def clone_command(view: RunView) -> str:

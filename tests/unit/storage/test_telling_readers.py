@@ -290,7 +290,7 @@ def test_a_mail_server_may_refuse_or_be_away(
 def test_no_password_goes_to_another_machine_without_encryption(
     monkeypatch: pytest.MonkeyPatch, store: RunStore
 ):
-    monkeypatch.setattr(telling, "_THIS_MACHINE", ())
+    monkeypatch.setattr(telling, "is_loopback", lambda host: False)
     monkeypatch.setenv(telling.MAIL_VARIABLE, "ada@example.org")
     monkeypatch.setenv(telling.USER_VARIABLE, "runs")
     monkeypatch.setenv(telling.PASSWORD_VARIABLE, SECRET)

@@ -26,7 +26,7 @@ from flows.progress import Reporter
 from flows.run_identity import is_made_up
 from storage.config.tracking import TrackingConfig
 from storage.home import Home, dashboard_page
-from storage.readers.mlflow_server import LOCAL_SERVER, experiments_page, serve_command
+from storage.readers.mlflow_reader import LOCAL_SERVER, experiments_page, serve_command
 from storage.record.records import IterationRecord
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from flows.progress import reporter
-from storage.config.errors import KeyPath
 from storage.config.loading import Given, load_config, load_with_sources
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
@@ -27,7 +26,7 @@ def given_configuration(preset: str | None, settings: Given, needs_task: bool = 
 
 def given_with_sources(
     preset: str | None, settings: Given, base: RunConfig | None = None, needs_task: bool = True
-) -> tuple[RunConfig, Mapping[KeyPath, str]]:
+) -> tuple[RunConfig, Mapping[str, str]]:
     """Return a configuration, and where each value came from, as `load_with_sources` does.
 
     Relative paths are taken from this process's folder.

@@ -11,10 +11,9 @@ from prefect import flow
 from flows.progress import reporter
 from flows.run_identity import new_run_id
 from storage.config.run_config import RunConfig
-from storage.evaluations.pairs import comparable, compare_evaluations
+from storage.evaluations.separate import comparable, compare_evaluations
 from storage.home import Home
-from storage.prompts.files import load_run_prompts
-from storage.prompts.held_out import draw_subset, part_in_words
+from storage.prompts.files import draw_subset, load_run_prompts, part_in_words
 from tasks.evaluation import evaluate_weights, record_separately
 
 

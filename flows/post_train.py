@@ -38,7 +38,7 @@ from storage.config.run_config import RunConfig
 from storage.environment import DECISIONS, PURPOSE, environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import PURPOSE_VARIABLE, Home
-from storage.prompts.held_out import held_out_in_words
+from storage.prompts.files import held_out_in_words
 from storage.record.records import Collected
 from storage.record.results import held_out_curve, run_result
 from storage.record.run_notes import NoteStore

@@ -39,7 +39,6 @@ from storage.errors import (
     StorageError,
 )
 from storage.home import Home
-from storage.new_folder import claim_folder
 from storage.processes import quick_imports
 from storage.prompts.files import load_prompts
 from storage.record.checkpoints import CheckpointStore
@@ -53,6 +52,7 @@ from storage.record.run_store import (
     refuse_simulated,
     taken_over,
 )
+from storage.text import claim_folder
 
 
 @output_may_fail()
@@ -127,7 +127,7 @@ def evaluate(
     """
     from flows.judges import judges_beside
     from flows.server.prefect_server import prefect_server
-    from storage.evaluations.pairs import comparable
+    from storage.evaluations.separate import comparable
 
     with stops_in_order("Stopped; nothing of the evaluation is kept."):
         home = Home.from_environment().ensure()
@@ -241,7 +241,7 @@ def evaluated_configuration(home: Home, run_id: str | None, preset: str | None, 
     base = None if row is None else row.config
     config, sources = given_with_sources(preset, settings, base)
     # Neither a preset nor the run's own configuration is meant, which say how many a run evaluates.
-    if not sources.get(("evaluation", "prompts"), "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
+    if not sources.get("evaluation.prompts", "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
         prompts = len(load_prompts(config.prompts.evaluate))
         evaluation = config.evaluation.model_copy(update={"prompts": prompts})
         config = config.model_copy(update={"evaluation": evaluation})

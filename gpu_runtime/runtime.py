@@ -37,8 +37,7 @@ from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.history import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
-from storage.prompts.files import PromptRecord, load_run_prompts
-from storage.prompts.held_out import compared_prompts
+from storage.prompts.files import PromptRecord, compared_prompts, load_run_prompts
 from storage.record.records import Collected
 
 

@@ -29,8 +29,7 @@ from storage.evaluations.reproductions import HeldOut, Reference
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.pictures import FRAME_MS, animated, is_clip
-from storage.prompts.files import PromptRecord
-from storage.prompts.held_out import draw_subset
+from storage.prompts.files import PromptRecord, draw_subset
 from storage.readers.figures import EVALUATION, QUALITY_FIGURE
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun

@@ -28,11 +28,10 @@ from storage.errors import (
 )
 from storage.home import Home
 from storage.model_card import CURVE, curve_picture, model_card
-from storage.new_folder import claim_folder
 from storage.record.checkpoints import CheckpointStore
 from storage.record.results import held_out_curve, run_result
 from storage.record.run_store import RunStore, refuse_simulated
-from storage.text import one_line
+from storage.text import claim_folder, one_line
 
 if TYPE_CHECKING:
     from gpu_runtime.learning.weights import WeightState

@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.pretraining.flow_matching import pretrain
-from storage.new_folder import claim_folder
+from storage.text import claim_folder
 
 
 @task(name="pretrain-model", task_run_name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)

@@ -112,9 +112,9 @@ def quantity_of(values: Sequence[float], source: str) -> Quantity:
 
 def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> None:
     """Add the recorded values of a run to those found."""
-    from storage.record.queries.devices import degree_times  # pandas
-    from storage.record.queries.workload import (
+    from storage.record.queries.devices import (
         changes_of_state,
+        degree_times,  # pandas
         degree_work,
         evaluation_work,
         iteration_work,

@@ -46,7 +46,7 @@ from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.record.queries.workload import iteration_work, losses_at_work, start_times
+from storage.record.queries.devices import iteration_work, losses_at_work, start_times
 from storage.record.run_store import RunStore
 from tasks.recorded_profile import quantity_of, recorded_profile
 

@@ -22,7 +22,7 @@ from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.runtime import Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.run_config import RunConfig
-from storage.prompts.held_out import draw_subset
+from storage.prompts.files import draw_subset
 
 _ROLLOUT, _DRAFT = RequestKind.ROLLOUT.value, RequestKind.EXPLORE.value
 KINDS = (_ROLLOUT, _DRAFT, SCORE, TRAIN)

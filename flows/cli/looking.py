@@ -28,7 +28,6 @@ from storage.environment import MODELLED, PRESET, is_modelled
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
-from storage.new_folder import writable_file
 from storage.record.results import results_so_far
 from storage.record.run_notes import NoteStore
 from storage.record.run_status import (
@@ -40,7 +39,7 @@ from storage.record.run_status import (
     shown_status,
 )
 from storage.record.run_store import RunRow, RunStore, bare_folders
-from storage.text import file_stem, one_line
+from storage.text import file_stem, one_line, writable_file
 
 _POLL_S = 0.5
 _LEAST_WIDTH, _UNLIMITED = 60, 10_000
@@ -263,7 +262,7 @@ def evaluations(
     """List what `evaluate` made, newest first; of two, say by how much the second is better."""
     home = Home.from_environment()
     if before is not None and after is not None:
-        from storage.evaluations.pairs import compare_evaluations
+        from storage.evaluations.separate import compare_evaluations
 
         difference = compare_evaluations(home, before, after)
         if not as_json:

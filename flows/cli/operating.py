@@ -25,8 +25,8 @@ from flows.server.dashboards import DEFAULT_PORT
 from flows.server.note import LOOPBACK, SERVER_PORT, reachable
 from storage.errors import ConfigurationError, DriftError, quoted
 from storage.home import Home
-from storage.new_folder import writable_file
 from storage.record.run_store import RunRow, RunStore
+from storage.text import writable_file
 
 _WAIT_S = 180.0
 

@@ -22,9 +22,8 @@ from flows.progress import reporter
 from flows.server.note import LOOPBACK, check_address, reachable
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.new_folder import claim_folder, writable_file
 from storage.prompts.files import prompt_of
-from storage.text import file_stem
+from storage.text import claim_folder, file_stem, writable_file
 
 if TYPE_CHECKING:  # it imports pandas
     from tasks.recorded_profile import Profile

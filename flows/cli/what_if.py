@@ -19,8 +19,8 @@ from flows.what_if_tables import print_answer
 from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
-from storage.new_folder import writable_file
 from storage.record.run_store import RunStore
+from storage.text import writable_file
 
 if TYPE_CHECKING:  # it imports numpy and the simulator
     from tasks.what_if_answer import Goal, Profile

@@ -34,9 +34,9 @@ from flows.what_if_tables import print_answer
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import FOLDER_VARIABLE, Home
-from storage.new_folder import claim_folder
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
+from storage.text import claim_folder
 
 
 @flow(name="post-train", persist_result=False)

@@ -19,7 +19,7 @@ from flows.server.note import LOOPBACK, check_address, is_loopback, refuse_taken
 from storage.access.server_guard import ServerGuard
 from storage.errors import ConfigurationError, StorageError
 from storage.home import Home, is_open_to_others
-from storage.record.queries.live_figures import LiveRun, live_runs
+from storage.record.results import LiveRun, live_runs
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
 

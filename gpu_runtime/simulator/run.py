@@ -37,7 +37,7 @@ from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, Sim
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
-from storage.prompts.held_out import held_out_prompts
+from storage.prompts.files import held_out_prompts
 from storage.record.records import DeviceState, Market
 
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -62,10 +61,7 @@ ALIASES = {
 }
 """Names that users of other trainers type, and the setting that each of them means."""
 
-KeyPath = tuple[str, ...]
-"""Where a setting is: ("sampling", "noise_level")."""
-
-_SOURCES: ContextVar[Mapping[KeyPath, str]] = ContextVar("sources of the settings")
+_SOURCES: ContextVar[Mapping[str, str]] = ContextVar("sources of the settings")
 
 GIVEN_BY: ContextVar[str] = ContextVar("option or argument that gives settings", default="--set")
 """The source of a setting that a person gives: `--set`, or an argument of Python's."""
@@ -78,9 +74,8 @@ _BOUNDS = {
 }
 
 _KINDS = {"finite_number": "must be finite", "int": "must be a whole number",
-          "float": "must be a number", "string": "must be text",
-          "bool": "must be true or false", "tuple": 'must be a list, as in ["a", "b"]',
-          "model": "is a section, not a value; set its keys, as in section.key=value"}  # fmt: skip
+          "float": "must be a number", "string_too_short": "must not be empty", "string": "must be text",
+          "bool": "must be true or false", "tuple": 'must be a list, as in ["a", "b"]'}  # fmt: skip
 
 
 def dotted(key: Sequence[str | int]) -> str:
@@ -89,7 +84,7 @@ def dotted(key: Sequence[str | int]) -> str:
 
 
 @contextmanager
-def naming_sources(sources: Mapping[KeyPath, str]) -> Iterator[None]:
+def naming_sources(sources: Mapping[str, str]) -> Iterator[None]:
     """Let every refusal inside the block say where the value came from, by setting (a preset, --set).
 
     A context and no argument: plug-ins are found and their options read in several registries, which have no
@@ -103,9 +98,14 @@ def naming_sources(sources: Mapping[KeyPath, str]) -> Iterator[None]:
 
 
 def origin_of(setting: str) -> str:
-    """` (from --set)`, where the source of a setting's value is known; else empty."""
-    source = _SOURCES.get({}).get(tuple(setting.split(".")), "")
-    return f" (from {source})" if source else ""
+    """` (from --set)`, where the source of a setting, or of one in or around it, is known; else empty."""
+    own = f"{setting}."
+    related = (
+        source
+        for name, source in _SOURCES.get({}).items()
+        if own.startswith(f"{name}.") or name.startswith(own)
+    )
+    return f" (from {source})" if (source := next(related, "")) else ""
 
 
 def as_given(settings: Mapping[str, str]) -> str:
@@ -119,112 +119,86 @@ def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section:
     """One line for each problem of a configuration, with its source (`naming_sources`).
 
     Args:
+        model: what was validated.
         section: where it stands among the settings, as in `reward.options`; empty for all of them.
     """
-    place, sources = _Place(model, section), _SOURCES.get({})
-    if section:  # by the dotted name: that of a sum's part may have dots itself
-        start = f"{section}."
-        sources = {
-            tuple(name.removeprefix(start).split(".")): source
-            for key, source in sources.items()
-            if (name := dotted(key)).startswith(start)
-        }
-    return [_line(problem, sources, place) for problem in error.errors(include_url=False)]
+    prefix = f"{section}." if section else ""
+    return [_line(problem, model, prefix) for problem in error.errors(include_url=False)]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The model that was validated, and where it stands among the settings."""
-
-    model: type[BaseModel]
-    section: str
-
-    def name(self, key: KeyPath) -> str:
-        return dotted((self.section, *key) if self.section else key)
-
-    def fields(self, section: KeyPath) -> list[str] | None:
-        """Names of a section's settings; None where there is no such section."""
-        model: Any = self.model
-        for part in section:
-            if part not in model.model_fields:
-                return None
-            model = model.model_fields[part].annotation
-            if not (isinstance(model, type) and issubclass(model, BaseModel)):
-                return None
-        return list(model.model_fields)
-
-    def all(self) -> list[KeyPath]:
-        paths: list[KeyPath] = []
-        for name in self.model.model_fields:
-            inner = self.fields((name,))
-            paths += [(name,)] if inner is None else [(name, key) for key in inner]
-        return paths
-
-    def default(self, key: KeyPath) -> str:
-        """` (default 4)`; empty where a setting has none."""
-        model: Any = self.model
-        value: Any = PydanticUndefined
-        for part in key:
-            fields = getattr(model, "model_fields", {})
-            if part not in fields:
-                break  # an entry of a list: the list's default is as near as there is
-            value, model = fields[part].get_default(call_default_factory=True), fields[part].annotation
-        return "" if value is PydanticUndefined else f" (default {_shown(value)})"
+def model_of(model: type[BaseModel], section: Sequence[str]) -> type[BaseModel] | None:
+    """Return the model of a section inside another; None where there is no such section."""
+    found: Any = model
+    for part in section:
+        if part not in found.model_fields:
+            return None
+        found = found.model_fields[part].annotation
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return None
+    return found
 
 
-def _line(problem: ErrorDetails, sources: Mapping[KeyPath, str], place: _Place) -> str:
+def _line(problem: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
     key = tuple(map(str, problem["loc"]))
+    name = f"{prefix}{dotted(key)}"
     if problem["type"] == "value_error":  # a check of ours: its text names settings and values itself
         return problem["msg"].removeprefix("Value error, ")
-    # The value may have come for this key, for a section around it, or for keys inside it.
-    related = (source for k, source in sources.items() if k[: len(key)] == key[: len(k)])
-    origin = f" (from {source})" if (source := next(related, "")) else ""
     if problem["type"] == "extra_forbidden":
-        return f"{place.name(key)}{origin}: {_unknown(key, place)}"
+        return f"{name}{origin_of(name)}: {_unknown(key, model, prefix)}"
     if problem["type"] == "missing":
-        return f"{place.name(key)} has no value; set {place.name(key)}=..."
-    return f"{place.name(key)} = {_shown(problem['input'])}{origin}: {_reason(problem, key, place)}"
+        return f"{name} has no value; set {name}=..."
+    return f"{name} = {_shown(problem['input'])}{origin_of(name)}: {_reason(problem, key, model)}"
 
 
-def _reason(problem: ErrorDetails, key: KeyPath, place: _Place) -> str:
+def _reason(problem: ErrorDetails, key: Sequence[str], model: type[BaseModel]) -> str:
     kind, context = problem["type"], problem.get("ctx", {})
-    default = place.default(key)
-    if kind in _BOUNDS:
-        words, bound, step = _BOUNDS[kind]
-        return f"{words} {context[bound]}; {step}{default}"
     if kind == "literal_error":
         choices = [part.strip("' ") for part in context["expected"].replace(" or ", ",").split(",")]
         near = difflib.get_close_matches(str(problem["input"]), choices, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"must be one of {context['expected'].replace(' or ', ', ')}{hint}"
-    if kind == "string_too_short":
-        return f"must not be empty{default}"
     if kind == "string_pattern_mismatch":
         return f"must match {context['pattern']}; use letters, digits, `_`, `.` and `-`, at most 64"
-    for name, words in _KINDS.items():
-        if kind.startswith(name):
-            return words if name == "model" else f"{words}{default}"
-    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}{default}"
+    if kind.startswith("model"):
+        return "is a section, not a value; set its keys, as in section.key=value"
+    if kind in _BOUNDS:
+        words, bound, step = _BOUNDS[kind]
+        said = f"{words} {context[bound]}; {step}"
+    else:
+        said = next((words for name, words in _KINDS.items() if kind.startswith(name)), "")
+        said = said or f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+    value: Any = PydanticUndefined
+    inner: Any = model
+    for part in key:  # of an entry of a list, the list's default is as near as there is
+        field = getattr(inner, "model_fields", {}).get(part)
+        if field is not None:
+            value, inner = field.get_default(call_default_factory=True), field.annotation
+    return said if value is PydanticUndefined else f"{said} (default {_shown(value)})"
 
 
-def _unknown(key: KeyPath, place: _Place) -> str:
+def _unknown(key: Sequence[str], model: type[BaseModel], prefix: str) -> str:
     """Name the setting nearest to a key that is none, here or in another section."""
-    fields = place.fields(key[:-1])
-    last = ALIASES.get(key[-1].lower(), "")
-    in_section = last if len(key) == 1 or last.startswith(f"{key[0]}.") else ""
-    if not place.section and (meant := ALIASES.get(dotted(key).lower(), in_section)):
+    last, around = key[-1].lower(), dotted(key[:-1])
+    alias = ALIASES.get(last, "")
+    in_section = alias if len(key) == 1 or alias.startswith(f"{key[0]}.") else ""
+    if not prefix and (meant := ALIASES.get(dotted(key).lower(), in_section)):
         return f"no such setting; did you mean {meant}?"
-    if fields is None:
-        return f"{place.name(key[:-1])} is a value, not a section"
-    near = difflib.get_close_matches(key[-1].lower(), fields, n=1)
-    if near:
-        return f"no such setting; did you mean {place.name((*key[:-1], near[0]))}?"
-    elsewhere = [path for path in place.all() if path[-1] == key[-1].lower()]
-    if elsewhere:
-        return f"no such setting; did you mean {' or '.join(map(place.name, elsewhere))}?"
-    around = place.name(key[:-1])
-    where = f"section {around}" if around else "the top level"
-    return f"no such setting; {where} has {', '.join(fields) or 'none'}"
+    section = model_of(model, key[:-1])
+    if section is None:
+        return f"{prefix}{around} is a value, not a section"
+    inside = f"{prefix}{around}." if around else prefix
+    found = [f"{inside}{near}" for near in difflib.get_close_matches(last, section.model_fields, n=1)]
+    if not found:
+        every = {name: model_of(model, (name,)) for name in model.model_fields}
+        found = [
+            f"{prefix}{name}" if inner is None else f"{prefix}{name}.{last}"
+            for name, inner in every.items()
+            if (last == name and inner is None) or (inner is not None and last in inner.model_fields)
+        ]
+    if found:
+        return f"no such setting; did you mean {' or '.join(found)}?"
+    where = f"section {inside[:-1]}" if inside else "the top level"
+    return f"no such setting; {where} has {', '.join(section.model_fields) or 'none'}"
 
 
 def _shown(value: object) -> str:

@@ -22,9 +22,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from storage.config.errors import GIVEN_BY, KeyPath, dotted, explain, naming_sources
+from storage.config.errors import GIVEN_BY, dotted, explain, model_of, naming_sources
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted, shortened
 from storage.home import (
@@ -59,8 +59,8 @@ The key is no setting of a run. `tiny weights`: the family equals diffusers' on 
 _Layer = tuple[str, dict[str, Any]]
 """Where settings came from, and the settings, nested as in a preset."""
 
-_Change = tuple[KeyPath, Any]
-"""A setting, and its value as JSON."""
+_Change = tuple[str, Any]
+"""A setting by its dotted name, and its value as JSON."""
 
 Given = Sequence[str | tuple[str, Any]]
 """Settings that a person gives: `section.key=value` as text, or the dotted name with a value of Python's."""
@@ -105,7 +105,7 @@ def load_config(
 
 def load_with_sources(
     preset: str | None, sets: Given, environ: Mapping[str, str], base: RunConfig | None = None
-) -> tuple[RunConfig, Mapping[KeyPath, str]]:
+) -> tuple[RunConfig, Mapping[str, str]]:
     """Put a configuration together; later sources win. Return it, and where what is no default came from.
 
     Args:
@@ -124,14 +124,13 @@ def load_with_sources(
     if preset is not None:
         layers += _layers_of(preset, _read_toml(_preset_path(preset)))
     below, layers = layers, []
-    for name, text in sorted(environ.items()):
-        key = _variable_key(name)
-        if key is not None:
-            layers.append(_parsed(key, text, name))
+    for variable, text in sorted(environ.items()):
+        if name := _setting_of(variable):
+            layers.append(_parsed(name, text, variable))
     for assignment in sets:
         if isinstance(assignment, tuple):
             name, value = assignment
-            layers.append((GIVEN_BY.get(), _nested(tuple(name.split(".")), value)))
+            layers.append((GIVEN_BY.get(), _nested(name, value)))
             continue
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
@@ -139,11 +138,12 @@ def load_with_sources(
                 f"--set {shortened(assignment)}: write section.key=value, as in sampling.noise_level=0.5"
             )
             continue
-        key = tuple(part.strip() for part in name.split("."))
-        layers.append(_parsed(key, text.strip(), GIVEN_BY.get()))
+        layers.append(
+            _parsed(dotted([part.strip() for part in name.split(".")]), text.strip(), GIVEN_BY.get())
+        )
     _drop_options_of_others([*([layer] for layer in below), layers])
     layers = [*below, *layers]
-    sources = {key: origin for origin, values in layers for key, _ in flat(values)}
+    sources = {name: origin for origin, values in layers for name, _ in flat(values)}
     with naming_sources(sources):
         return _validated(layers, problems), sources
 
@@ -156,14 +156,12 @@ def python_settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     Raises:
         ConfigurationError: a value is None or of another type.
     """
-    given = [(dotted(key), value) for key, value in flat(settings)]
-    for name, value in given:
-        if value is None:
-            raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")
-    return [(name, _plain(name, value)) for name, value in given]
+    return [(name, _plain(name, value)) for name, value in flat(settings)]
 
 
 def _plain(name: str, value: Any) -> Any:
+    if value is None:
+        raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, (list, tuple)):
@@ -188,43 +186,35 @@ def by_name(config: RunConfig) -> dict[str, Any]:
     return found
 
 
-def differing(one: RunConfig, other: RunConfig) -> Iterator[_Change]:
-    """Yield each setting that differs, with its value in the other; a plug-in's options are one setting."""
-    before = one.model_dump(mode="json")
-    for name, value in other.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            yield from (((name, key), new) for key, new in value.items() if new != before[name][key])
-        elif value != before[name]:
-            yield (name,), value
+def differing(one: RunConfig, other: RunConfig) -> dict[str, Any]:
+    """Return the settings that differ, by dotted name, with their values in the other."""
+    before = by_name(one)
+    return {name: value for name, value in by_name(other).items() if value != before[name]}
 
 
 def differences(config: RunConfig) -> dict[str, Any]:
     """Return what a configuration holds beyond the defaults, nested as in a preset (JSON values)."""
-    return reduce(_merged, (_nested(key, value) for key, value in differing(RunConfig(), config)), {})
+    return reduce(_merged, (_nested(*change) for change in differing(RunConfig(), config).items()), {})
 
 
 def assignments(config: RunConfig, base: RunConfig) -> list[str]:
     """Return what `--set` takes to turn `base`, as a preset gives it, into another configuration."""
-    given, wanted = base.model_dump(mode="json"), config.model_dump(mode="json")
     found = []
-    for key, value in _changes((), given, wanted):
+    for name, value in _changes("", base.model_dump(mode="json"), config.model_dump(mode="json")):
         is_bare = isinstance(value, str) and value == value.strip() and value[:1] not in ("'", '"')
-        found.append(f"{dotted(key)}={value if is_bare and _takes_text(key) else _as_toml(value)}")
+        found.append(f"{name}={value if is_bare and _takes_text(name) else _as_toml(value)}")
     return found
 
 
-def _changes(prefix: KeyPath, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[_Change]:
+def _changes(prefix: str, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[_Change]:
     for name, value in wanted.items():
-        key = (*prefix, name)
         before: Any = given.get(name)
-        if value == before:
-            continue
         both = isinstance(value, dict) and isinstance(before, dict)
         # A table can be changed by assignments unless a key is gone, or has a dot.
         if both and before.keys() <= value.keys() and not any("." in inner for inner in value):
-            yield from _changes(key, before, value)
-        else:
-            yield key, value
+            yield from _changes(f"{prefix}{name}.", before, value)
+        elif value != before:
+            yield f"{prefix}{name}", value
 
 
 def _as_toml(value: Any) -> str:
@@ -296,51 +286,46 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"preset {path} is no TOML: {error}") from error
 
 
-def _variable_key(name: str) -> KeyPath | None:
-    """Return the setting that an environment variable names; None for variables of other programs."""
-    if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
-        return None
-    key = tuple(part.lower() for part in name.removeprefix(PREFIX).split("__"))
-    if len(key) == 1 and not difflib.get_close_matches(key[0], RunConfig.model_fields, n=1, cutoff=0.8):
-        return None  # not even nearly a setting: some other tool's variable
-    return key
+def _setting_of(variable: str) -> str:
+    """Return the setting that an environment variable names; empty for variables of other programs."""
+    if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+        return ""
+    name = variable.removeprefix(PREFIX).lower().replace("__", ".")
+    is_near = "." in name or difflib.get_close_matches(name, RunConfig.model_fields, n=1, cutoff=0.8)
+    return name if is_near else ""  # not even nearly a setting: some other tool's variable
 
 
-def _parsed(key: KeyPath, text: str, source: str) -> _Layer:
+def _parsed(name: str, text: str, source: str) -> _Layer:
     value: Any = text
-    if not _takes_text(key) or text[:1] in ("'", '"'):
+    if not _takes_text(name) or text[:1] in ("'", '"'):
         with suppress(ValueError, RecursionError):  # it is no TOML: a text
             table = tomllib.loads(f"value = {text}")
             value = table["value"] if len(table) == 1 else text
-    return source, _nested(key, value)
+    return source, _nested(name, value)
 
 
-def _takes_text(key: KeyPath) -> bool:
+def _takes_text(name: str) -> bool:
     """Return True for a setting that is a string, so that `--set name=42` means the text 42."""
-    model: Any = RunConfig
-    for depth, part in enumerate(key):
-        field = model.model_fields.get(part)
-        if field is None:
-            return False
-        model = field.annotation
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            literals = typing.get_args(model) if typing.get_origin(model) is typing.Literal else ()
-            is_text = model is str or (bool(literals) and all(isinstance(v, str) for v in literals))
-            return is_text and depth == len(key) - 1
-    return False
+    *section, last = name.split(".")
+    model = model_of(RunConfig, section)
+    if model is None or last not in model.model_fields:
+        return False
+    kind = model.model_fields[last].annotation
+    literals = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    return kind is str or (bool(literals) and all(isinstance(value, str) for value in literals))
 
 
-def flat(settings: Mapping[str, Any], section: KeyPath = ()) -> Iterator[_Change]:
-    """Yield each setting of nested tables with its value; an empty table is a value."""
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[_Change]:
+    """Yield each setting of nested tables by its dotted name, with its value; an empty table is a value."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, (*section, name))
+            yield from flat(value, f"{prefix}{name}.")
         else:
-            yield (*section, name), value
+            yield f"{prefix}{name}", value
 
 
-def _nested(key: KeyPath, value: Any) -> dict[str, Any]:
-    return {key[0]: value if len(key) == 1 else _nested(key[1:], value)}
+def _nested(name: str, value: Any) -> dict[str, Any]:
+    return reduce(lambda inner, part: {part: inner}, reversed(name.split(".")), value)
 
 
 def _merged(below: Any, above: Any, depth: int = 0) -> Any:

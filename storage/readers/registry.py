@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from storage.config.plugins import Registry
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
-from storage.readers.mlflow_reader import MlflowReader
-from storage.readers.mlflow_server import refuse_silent_server
+from storage.readers.mlflow_reader import MlflowReader, refuse_silent_server
 from storage.readers.protocol import ReaderPlugin
 from storage.readers.telling_readers import MailReader, WebhookReader, check_mail, check_webhook
 from storage.readers.tensorboard_reader import TensorboardReader

@@ -18,7 +18,7 @@ from gpu_runtime.models.files.lora_file import check_lora
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import chosen_judge, chosen_scorer, read_scorer_options
-from storage.config.errors import KeyPath, as_given, naming_sources
+from storage.config.errors import as_given, naming_sources
 from storage.config.run_config import ALL_FRAMES, PromptsConfig, RewardConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
@@ -49,7 +49,7 @@ class CheckedInputs:
 
 
 def with_read_options(
-    config: RunConfig, sources: Mapping[KeyPath, str] | None = None, needs_task: bool = True
+    config: RunConfig, sources: Mapping[str, str] | None = None, needs_task: bool = True
 ) -> RunConfig:
     """Return the settings with every name resolved and every option read.
 

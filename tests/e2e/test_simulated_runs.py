@@ -16,8 +16,8 @@ from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.queries.comparisons import runs_of_other_seeds
-from storage.record.queries.live_figures import live_runs
 from storage.record.records import EvaluationRecord
+from storage.record.results import live_runs
 from storage.record.run_store import RunStore, check_resumable
 from tasks.export import export_run
 from tasks.profiles import recorded_curves

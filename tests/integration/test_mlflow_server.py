@@ -17,8 +17,7 @@ from mlflow import MlflowClient
 from storage.home import Home
 from storage.readers.follower import REPORT
 from storage.readers.following import FLUSH_WAIT_S
-from storage.readers.mlflow_reader import EXPERIMENT
-from storage.readers.mlflow_server import refuse_silent_server, run_page
+from storage.readers.mlflow_reader import EXPERIMENT, refuse_silent_server, run_page
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from tests.read_runs import (

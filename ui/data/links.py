@@ -18,7 +18,7 @@ from storage.environment import PRESET
 from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.readers import mlflow_server
+from storage.readers import mlflow_reader
 from storage.record.run_notes import NoteStore
 from storage.text import is_loopback, web_address
 from ui.data.run import RunView
@@ -48,7 +48,7 @@ class Link:
 def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None, int]:
     """Return the addresses that the run recorded, its identifiers in MLflow, and its count of evaluations."""
     evaluations = sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
-    return NoteStore(Home(home)).links(run_id), mlflow_server.mlflow_identity(Home(home), run_id), evaluations
+    return NoteStore(Home(home)).links(run_id), mlflow_reader.mlflow_identity(Home(home), run_id), evaluations
 
 
 def load_links(home: Path, view: RunView) -> list[Link]:
@@ -73,7 +73,7 @@ def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard
     return [
         Link("Dashboard", dashboard, f"If it does not answer: {after}" if dashboard else after),
         prefect_link(noted.get("prefect", ""), "", lambda address: True),
-        *_reader_places(home, view, noted, mlflow_server.mlflow_identity(home, view.row.run_id)),
+        *_reader_places(home, view, noted, mlflow_reader.mlflow_identity(home, view.row.run_id)),
     ]
 
 
@@ -120,15 +120,15 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
         named = run_id.replace("`", "'")
         return Link(
             "MLflow",
-            mlflow_server.experiments_page(server),
+            mlflow_reader.experiments_page(server),
             f"The run has the tag `spotlight.run_id` `{named}`.",
         )
     if identity is None:
         return Link("MLflow", how="MLflow has no copy of this run yet.")
     return Link(
         "MLflow",
-        how=f"Serve its file, then open `{mlflow_server.run_page(mlflow_server.LOCAL_SERVER, *identity)}`:",
-        command=mlflow_server.serve_command(home.mlflow_uri),
+        how=f"Serve its file, then open `{mlflow_reader.run_page(mlflow_reader.LOCAL_SERVER, *identity)}`:",
+        command=mlflow_reader.serve_command(home.mlflow_uri),
     )
 
 

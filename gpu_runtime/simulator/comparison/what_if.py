@@ -24,7 +24,7 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace
 from storage.config.run_config import RunConfig
-from storage.prompts.held_out import held_out_prompts
+from storage.prompts.files import held_out_prompts
 
 _MARGIN = 1.5
 """Length of a trace as a multiple of the run's time on the reserved devices alone."""

@@ -23,8 +23,7 @@ from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import RunNotFoundError, StorageError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.prompts.files import load_prompts
-from storage.prompts.held_out import draw_subset
+from storage.prompts.files import draw_subset, load_prompts
 from tasks.evaluation import Evaluated, tracked_metrics
 
 NOTHING = np.empty(0, np.float32)

@@ -17,8 +17,8 @@ from flows.cli import command_line
 from flows.server.metrics import families, metrics_application, metrics_server
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
-from storage.record.queries.live_figures import live_runs
 from storage.record.records import DeviceEvent
+from storage.record.results import live_runs
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record, write_sample_run

@@ -12,8 +12,7 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
 from storage.errors import ConfigurationError
 from storage.readers.figures import TOTAL_USD, figure_name
-from storage.readers.mlflow_reader import flat_settings
-from storage.readers.mlflow_server import refuse_silent_server
+from storage.readers.mlflow_reader import flat_settings, refuse_silent_server
 from tests.answering import answering
 from tests.running_up import free_port
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from storage.evaluations.figures import figures_of, tagged_estimates
-from storage.evaluations.pairs import difference_of
-from storage.evaluations.separate import SeparateEvaluation
+from storage.evaluations.separate import SeparateEvaluation, difference_of
 from storage.record.records import JudgedImage
 from storage.record.results import VarianceGain, variance_gain
 

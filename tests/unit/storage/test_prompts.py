@@ -17,8 +17,16 @@ import pytest
 
 from storage.config.loading import list_presets, load_config
 from storage.errors import PromptFileError
-from storage.prompts.files import PromptRecord, load_prompts, load_run_prompts, prompt_files
-from storage.prompts.held_out import compared_prompts, draw_subset, held_out_in_words, held_out_prompts
+from storage.prompts.files import (
+    PromptRecord,
+    compared_prompts,
+    draw_subset,
+    held_out_in_words,
+    held_out_prompts,
+    load_prompts,
+    load_run_prompts,
+    prompt_files,
+)
 
 ROW = {
     "tag": "colors",

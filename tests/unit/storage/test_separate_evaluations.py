@@ -12,7 +12,6 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.evaluations.figures import figures_of
-from storage.evaluations.pairs import comparable, compare_evaluations
 from storage.evaluations.reproductions import (
     Reproduction,
     read_reference,
@@ -23,7 +22,7 @@ from storage.evaluations.reproductions import (
     write_reference,
     write_reproduction,
 )
-from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation, comparable, compare_evaluations
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.records import JudgedImage

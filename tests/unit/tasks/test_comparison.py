@@ -15,8 +15,7 @@ from flows.reproduction_inputs import config_again
 from storage.config.run_config import RunConfig
 from storage.evaluations.reproductions import HeldOut, Reference
 from storage.home import Home
-from storage.prompts.files import PromptRecord, load_run_prompts
-from storage.prompts.held_out import compared_prompts
+from storage.prompts.files import PromptRecord, compared_prompts, load_run_prompts
 from storage.record.checkpoints import CheckpointStore
 from tasks import evaluation
 from tasks.comparison import _as_different_texts, compare, paired_interval

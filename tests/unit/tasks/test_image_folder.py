@@ -16,8 +16,8 @@ from PIL import Image
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.errors import StorageError
-from storage.new_folder import claim_folder
 from storage.prompts.files import PromptRecord, load_prompts
+from storage.text import claim_folder
 from tasks.evaluation import write_images, write_mp4s
 
 NOTHING = np.empty(0, np.float32)

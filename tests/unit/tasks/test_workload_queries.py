@@ -14,7 +14,7 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.record.queries.workload import (
+from storage.record.queries.devices import (
     changes_of_state,
     evaluation_work,
     losses_at_work,

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from storage.home import Home
-from storage.readers.mlflow_server import mlflow_identity
+from storage.readers.mlflow_reader import mlflow_identity
 from tests.running_up import free_port
 from ui.data.links import is_prefect, mlflow_link, prefect_link
 from ui.server.early import EarlyScripts, _addresses

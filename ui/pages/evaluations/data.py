@@ -17,9 +17,8 @@ import streamlit as st
 
 from storage.errors import PromptFileError
 from storage.evaluations.figures import by_tag_and_overall, figures_of, graded
-from storage.evaluations.pairs import compare_evaluations
 from storage.evaluations.quality import QUALITY
-from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation, compare_evaluations
 from storage.home import Home
 from storage.pictures import picture_file, read_frames
 from storage.prompts.sources import thumbnail
@@ -75,7 +74,7 @@ def _scaled_clip(clip: Path, written_ns: int) -> bytes:
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
 def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
-    """Return how much better one is than an earlier one; see `storage.evaluations.pairs.compare_evaluations`.
+    """Return how much better one is than an earlier one, as `compare_evaluations` does.
 
     Raises:
         ConfigurationError: the two cannot be compared.
@@ -104,7 +103,7 @@ def quality_rows(means: Mapping[str, float]) -> pd.DataFrame:
 
 
 def quality_difference_rows(changes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the changes in the look of images, results of `evaluations.pairs.difference_of` by figure."""
+    """Return the changes in the look of images, results of `evaluations.separate.difference_of` by figure."""
     rows = [
         (QUALITY[name].title, change["before"], change["after"], change["after"] - change["before"],
          *(change["interval"] or (math.nan, math.nan)))

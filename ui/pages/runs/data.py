@@ -16,7 +16,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from storage.config.errors import dotted
 from storage.config.loading import flat
 from storage.environment import MODELLED, PRESET, PURPOSE, gives_verdict, is_modelled
 from storage.evaluations.strategies import compared_strategies, strategy_arms
@@ -168,8 +167,7 @@ def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFr
     """Return the settings that are not the same in all runs, as JSON: setting, and a column per run."""
     configs = dict(zip(table["run_id"], table["config"], strict=True))
     by_run = [
-        {dotted(key): json.dumps(value) for key, value in flat(json.loads(configs[run_id]))}
-        for run_id in run_ids
+        {name: json.dumps(value) for name, value in flat(json.loads(configs[run_id]))} for run_id in run_ids
     ]
     names = dict.fromkeys(name for settings in by_run for name in settings)
     rows = [(name, *(settings.get(name, "") for settings in by_run)) for name in names]

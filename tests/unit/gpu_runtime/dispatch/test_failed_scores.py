@@ -26,8 +26,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.evaluations.figures import figures_of
-from storage.evaluations.pairs import difference_of
-from storage.evaluations.separate import SeparateEvaluation
+from storage.evaluations.separate import SeparateEvaluation, difference_of
 from storage.home import Home
 from storage.record.records import Collected, JudgedImage
 from storage.record.results import run_result

@@ -17,9 +17,8 @@ from gpu_runtime.scheduling.scores import Score
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.record.ledger import read_ledger
-from storage.record.queries.live_figures import live_runs
 from storage.record.records import JUDGE_USD
-from storage.record.results import run_result
+from storage.record.results import live_runs, run_result
 from storage.record.run_store import RunStore
 from tests.fake_drafters import FakePool, Script, fake_prompts
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -101,17 +101,25 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
     Raises:
         ConfigurationError: the file is missing or not JSON, or a value is missing or out of range.
     """
-    text = read_text_file(path, f"{kind} {path}", ConfigurationError)
+    values = parse_json(
+        read_text_file(path, f"{kind} {path}", ConfigurationError), f"{kind} {path}", ConfigurationError
+    )
     try:
-        return model.model_validate(json.loads(text))
+        return model.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, problem['loc'])) or kind}: {problem['msg']}"
             for problem in error.errors()[:_MOST_PROBLEMS]
         )
         raise ConfigurationError(f"{kind} {path}: {problems}; see {documented} for the form") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{kind} {path} is not JSON that can be read ({error})") from error
+
+
+def parse_json(text: str, where: str, failure: type[SpotlightError]) -> Any:
+    """Return the value of a JSON text; if it is none, a `failure` that begins with `where`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, endless brackets
+        raise failure(f"{where}: not JSON that can be read ({error}); correct it") from error
 
 
 def claim_folder(path: str | Path, option: str) -> Path:

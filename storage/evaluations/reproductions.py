@@ -27,8 +27,6 @@ from storage.text import read_text_file
 if TYPE_CHECKING:
     import pandas as pd
 
-_FORMAT = 1
-
 Verdict = Literal["recorded", "identical", "within", "drifted", "failed"]
 """`recorded`: the first of its series, compared with nothing. `within`: other bits, on another kind of device
 or with measured times that chose degrees, but scores within the interval."""
@@ -69,6 +67,7 @@ class Reference:
     rewards: dict[int, float] = field(default_factory=dict)
     scores: dict[int, list[HeldOut]] = field(default_factory=dict)
     prompts: dict[str, dict[int, str]] = field(default_factory=dict)
+    format: Literal[1] = 1
 
     @property
     def run_config(self) -> RunConfig:
@@ -134,7 +133,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
 def write_reference(reference: Reference, file: Path) -> None:
     """Write a reference as JSON, for another machine; a ConfigurationError if the file cannot be written."""
     try:
-        file.write_text(json.dumps({"format": _FORMAT, **asdict(reference)}, indent=1), encoding="utf-8")
+        file.write_text(json.dumps(asdict(reference), indent=1), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error.strerror}; choose another place") from error
 
@@ -142,25 +141,14 @@ def write_reference(reference: Reference, file: Path) -> None:
 def read_reference(file: Path) -> Reference:
     """Read a file of `write_reference`; a ConfigurationError if it is missing or not a reference."""
     text = read_text_file(file, f"reference {file}", ConfigurationError)
-    problem = ""
     try:
-        values = json.loads(text)
-        if isinstance(values, dict) and values.pop("format", _FORMAT) != _FORMAT:
-            raise ConfigurationError(f"{file} is of another format than {_FORMAT}; make it again")
-        return _READER.validate_python(values)
+        return TypeAdapter(Reference).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        problem = f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        problem = f"not JSON that can be read: {error}"
-    raise ConfigurationError(
-        f"{file} is no reference ({problem}); make one with `spotlight reproduce RUN --write FILE`"
-    )
-
-
-_READER = TypeAdapter(Reference)
+        raise ConfigurationError(
+            f"{file} is no reference ({'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}); "
+            "make one with `spotlight reproduce RUN --write FILE`"
+        ) from error
 
 
 @dataclass(frozen=True)

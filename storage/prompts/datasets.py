@@ -7,14 +7,13 @@ a text and a number, such as a `position`: `include` and `exclude` may be JSON t
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.errors import PromptFileError, quoted
-from storage.text import read_text_file
+from storage.errors import PromptFileError
+from storage.text import parse_json, read_text_file
 
 DATA_SUFFIXES = (".parquet", ".arrow")
 """The suffixes of single files."""
@@ -72,18 +71,11 @@ def dataset_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, row in enumerate(table.to_pylist(), start=1):
             where, found = f"{file}:row {number}", _without_nothing(row)
             objects = {
-                key: _from_json(found[key], f"{where}: `{key}`")
+                key: parse_json(found[key], f"{where}: `{key}`", PromptFileError)
                 for key in ("include", "exclude")
                 if isinstance(found.get(key), str)
             }
             yield where, found | objects | {"prompt": found.get(column)}
-
-
-def _from_json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PromptFileError(f"{where}: not JSON ({error}): {quoted(text)}") from error
 
 
 def _without_nothing(value: Any) -> Any:
@@ -127,11 +119,7 @@ def _needed(file: Path, names: list[str]) -> list[str]:
 
 def _list_of(file: Path, key: str, kind: type) -> list[Any]:
     """Return the list under a key of a JSON file that `datasets` writes."""
-    text = read_text_file(file, str(file), PromptFileError)
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PromptFileError(f"{file}: not JSON ({error}); save the dataset again") from error
+    values = parse_json(read_text_file(file, str(file), PromptFileError), str(file), PromptFileError)
     listed = values.get(key, []) if isinstance(values, dict) else None
     if not isinstance(listed, list) or not all(isinstance(entry, kind) for entry in listed):
         raise PromptFileError(f"{file}: {key} is no list as `datasets` writes it; save the dataset again")

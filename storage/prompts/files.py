@@ -7,7 +7,6 @@ randomness. The file's head would not do, as benchmarks sort their prompts by ta
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections import Counter, defaultdict
@@ -21,7 +20,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.datasets import DATA_SUFFIXES, data_files, dataset_rows
 from storage.prompts.sources import is_file, resolve_source
-from storage.text import NOT_TEXT, is_text, read_text_file
+from storage.text import NOT_TEXT, is_text, parse_json, read_text_file
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_FOLDER = Path(__file__).resolve().parents[2] / "presets" / "prompts"
@@ -194,12 +193,7 @@ def _record(line: str, is_row: bool, folder: Path, where: str, prompt_id: int, n
     if not is_row:
         _check_prompt(line, where)
         return PromptRecord(prompt_id, line, line=number)
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptFileError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
-    except (ValueError, RecursionError) as error:  # a number with thousands of digits, endless brackets
-        raise PromptFileError(f"{where}: not JSON that can be read ({error}); correct the line") from error
+    row = parse_json(line, where, PromptFileError)
     if not isinstance(row, dict):
         raise PromptFileError(f"{where}: expected a JSON object, got {type(row).__name__}")
     _check_row(row, where)
@@ -214,22 +208,27 @@ def _check_row(row: dict[str, Any], where: str) -> None:
     """Check a row's prompt and, if present, GenEval's tag and objects."""
     _check_prompt(row.get("prompt"), where)
     _check_value(row, where, _DEEPEST)
-    if "include" in row and not isinstance(row.get("tag", ""), str):
-        raise PromptFileError(f"{where}: `tag` must be a string, got {quoted(row['tag'])}")
+    if "include" in row:
+        _require(isinstance(row.get("tag", ""), str), f"{where}: `tag`", "a string", row.get("tag"))
     for key in ("include", "exclude"):
         if key in row:
             _check_objects(row[key], key, where)
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise PromptFileError(f"{where}: `prompt` must be a non-empty string, got {quoted(prompt)}")
+    is_given = isinstance(prompt, str) and bool(prompt.strip())
+    _require(is_given, f"{where}: `prompt`", "a non-empty string", prompt)
     if not is_text(prompt):
         raise PromptFileError(f"{where}: a prompt {NOT_TEXT}, got {quoted(prompt)}")
     if len(prompt) > LONGEST_PROMPT:
         raise PromptFileError(
             f"{where}: a prompt of {len(prompt):,} characters, above {LONGEST_PROMPT:,}; shorten it"
         )
+
+
+def _require(is_right: bool, what: str, wanted: str, value: Any) -> None:
+    if not is_right:
+        raise PromptFileError(f"{what} must be {wanted}, got {quoted(value)}")
 
 
 def _check_value(value: Any, where: str, levels: int) -> None:
@@ -250,34 +249,25 @@ def _check_value(value: Any, where: str, levels: int) -> None:
 
 def _check_objects(objects: Any, key: str, where: str) -> None:
     """Check the objects of `include` or `exclude`: class, count, color?, position?."""
-    if not isinstance(objects, list) or (key == "include" and not objects):
-        raise PromptFileError(f"{where}: `{key}` must be a non-empty list of objects, got {quoted(objects)}")
+    is_list = isinstance(objects, list) and (key == "exclude" or bool(objects))
+    _require(is_list, f"{where}: `{key}`", "a non-empty list of objects", objects)
     for index, item in enumerate(objects):
         at = f"{where}: `{key}[{index}]"
-        if not isinstance(item, dict):
-            raise PromptFileError(f"{at}` must be an object, got {quoted(item)}")
-        if not isinstance(item.get("class"), str):
-            raise PromptFileError(f"{at}.class` must be a string, got {quoted(item.get('class'))}")
-        count = item.get("count")
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_OBJECTS:
+        _require(isinstance(item, dict), f"{at}`", "an object", item)
+        kind, count, position = (item.get(name) for name in ("class", "count", "position"))
+        _require(isinstance(kind, str), f"{at}.class`", "a string", kind)
+        is_count = type(count) is int and 1 <= count <= _MOST_OBJECTS
+        _require(is_count, f"{at}.count`", f"an integer from 1 to {_MOST_OBJECTS:,}", count)
+        _require(isinstance(item.get("color", ""), str), f"{at}.color`", "a string", item.get("color"))
+        if position is None:
+            continue
+        is_pair = isinstance(position, list) and [type(part) for part in position] == [str, int]
+        _require(is_pair, f"{at}.position`", "[relation, index]", position)
+        if not 0 <= position[1] < len(objects) or position[1] == index:
             raise PromptFileError(
-                f"{at}.count` must be an integer from 1 to {_MOST_OBJECTS:,}, got {quoted(count)}"
+                f"{at}.position` points at object {quoted(position[1])}; it must be another of the "
+                f"{len(objects)} objects"
             )
-        if "color" in item and not isinstance(item["color"], str):
-            raise PromptFileError(f"{at}.color` must be a string, got {quoted(item['color'])}")
-        if item.get("position") is not None:
-            _check_position(item["position"], len(objects), index, at)
-
-
-def _check_position(position: Any, size: int, index: int, at: str) -> None:
-    """Check `[relation, index of another object of the same list]`."""
-    pair = isinstance(position, list) and len(position) == 2
-    if not pair or not isinstance(position[0], str) or type(position[1]) is not int:  # True is an int too
-        raise PromptFileError(f"{at}.position` must be [relation, index], got {quoted(position)}")
-    if not 0 <= position[1] < size or position[1] == index:
-        raise PromptFileError(
-            f"{at}.position` points at object {quoted(position[1])}; it must be another of the {size} objects"
-        )
 
 
 _KEY = b"spotlight: held-out prompts"

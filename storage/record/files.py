@@ -191,15 +191,9 @@ def locked(file: Path, wait: bool = True) -> Iterator[bool]:
 
 def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
     """Write a new file; when this returns it is on disk. OSError if the disk refuses or the file exists."""
-    # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
-    # caller from closing the underlying buffer.
-    with path.open("xb", buffering=0) as file, memoryview(content) as view:
-        written = 0
-        if view.nbytes:  # an empty view cannot be cast
-            with view.cast("B") as octets:
-                while written < view.nbytes:
-                    with octets[written:] as left:
-                        written += file.write(left)  # one write takes at most 2 GiB
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
         os.fsync(file.fileno())
 
 

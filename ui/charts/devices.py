@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from storage.record.queries.runs import WorkClock
 from ui.charts.layout import laid_out
 from ui.data.devices import DeviceCourse
 from ui.elements.formatting import chart_text, time_unit, usd
@@ -28,36 +28,6 @@ _ROW_PX = 26
 _AROUND_PX = 220  # above and below the rows: the title, the numbers of iterations, the axis, a legend in rows
 
 
-class WorkClock:
-    """A time axis without breaks: a run killed at night and resumed in the morning shows no night.
-
-    It counts seconds from the start of the first interval (Unix seconds), and leaves out long breaks.
-    """
-
-    def __init__(self, intervals: pd.DataFrame) -> None:
-        started_at, ended_at = (intervals[name].to_numpy(dtype=float) for name in ("started_at", "ended_at"))
-        order = np.argsort(started_at)
-        starts, reach = started_at[order], np.maximum.accumulate(ended_at[order])
-        is_new = np.concatenate(([True], starts[1:] - reach[:-1] > _BREAK_S))
-        self._begins = starts[is_new]
-        self._ends = reach[np.concatenate((is_new[1:], [True]))]
-
-    def elapsed_s(self, moments: np.ndarray) -> np.ndarray:
-        """Return each moment (Unix seconds) on this axis; a moment in a break is at the break."""
-        worked = np.minimum(np.asarray(moments, dtype=float)[:, None], self._ends) - self._begins
-        return np.clip(worked, 0.0, None).sum(axis=1)
-
-    @property
-    def total_s(self) -> float:
-        """The length of the axis in seconds."""
-        return float((self._ends - self._begins).sum())
-
-    @property
-    def breaks_s(self) -> np.ndarray:
-        """The places on the axis where time was left out."""
-        return np.cumsum(self._ends - self._begins)[:-1]
-
-
 def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.Figure:
     """Return a chart of every device's states over time, the ends of iterations, and the devices' events.
 
@@ -69,7 +39,7 @@ def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.
         ends: ends of the iterations: columns iteration, ended_at.
         mark: text beside dollars, such as `(modelled)`; empty for none.
     """
-    intervals, clock = course.intervals, WorkClock(course.intervals)
+    intervals, clock = course.intervals, WorkClock(course.intervals, _BREAK_S)
     unit_s, unit = time_unit(clock.total_s)
     figure = go.Figure()
     for state in _in_legends_order(intervals["state"].tolist()):
@@ -114,7 +84,7 @@ def utilisation_charts(utilisation: pd.DataFrame) -> list[go.Figure]:
 
 def groups_chart(course: DeviceCourse) -> go.Figure:
     """Chart each device's groups over time, at least one, coloured by their number of devices."""
-    groups, intervals, clock = course.groups, course.intervals, WorkClock(course.intervals)
+    groups, intervals, clock = course.groups, course.intervals, WorkClock(course.intervals, _BREAK_S)
     unit_s, unit = time_unit(clock.total_s)
     figure = go.Figure()
     for number, degree in enumerate(sorted(set(groups["degree"].tolist()))):

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from storage.record.ledger import Ledger, read_ledger
+from storage.record.ledger import Ledger
 from storage.record.queries import devices as device_queries
-from storage.record.queries import runs as run_queries
 from storage.record.reading import RecordConnection
 
 _MOST_EVENTS = 300
 _MOST_GROUPS = 1000
-_MOST_DECISIONS = 200
-_MOST_BARS = 100  # of a market's utilisation
 
+MOST_BARS = 100  # of a market's utilisation
 MOST_INTERVALS = 3000  # most intervals in a time line; more would make the browser slow
 
 
@@ -34,31 +32,6 @@ def bill_entries(ledger: Ledger) -> pd.DataFrame:
     return pd.DataFrame(
         [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
         columns=["phase", "market", "state", "device_s", "usd"],
-    )
-
-
-@dataclass(frozen=True)
-class SpotView:
-    """A run's ledger, and frames as storage/record/queries/devices.py describes them.
-
-    Attributes:
-        iterations: iterations with recorded device time, in order; 0 is the evaluation before training.
-        decisions: the events of kind `capacity`.
-    """
-
-    ledger: Ledger
-    utilisation: pd.DataFrame
-    iterations: list[int]
-    decisions: pd.DataFrame
-
-
-def read_spot(connection: RecordConnection, run_id: str) -> SpotView:
-    """Return the page's data of one run, from an open connection."""
-    return SpotView(
-        ledger=read_ledger(connection, run_id),
-        utilisation=device_queries.utilisation(connection, run_id, _MOST_BARS),
-        iterations=device_queries.recorded_iterations(connection, run_id),
-        decisions=run_queries.events(connection, run_id, _MOST_DECISIONS, ("capacity",)),
     )
 
 

@@ -184,12 +184,6 @@ class RunView:
         of_ratio = {name: self.metric(name if clips else "") for name in ("ratio_deviation", "clip_share")}
         return {"zero_variance": share, "kl": kl, **of_pairs, **of_ratio}
 
-    def usd_at(self, iterations: np.ndarray) -> np.ndarray:
-        """Return the dollars paid up to the end of each of these iterations, evaluations included."""
-        paid = (self.cost["reserved_usd"] + self.cost["spot_usd"]).to_numpy(dtype=float)
-        index = np.searchsorted(self.cost["iteration"].to_numpy(), iterations, side="right")
-        return np.concatenate(([0.0], paid))[index]
-
     def setting(self, section: str, name: str) -> Any:
         """Return a setting as stored with the run, a top-level one if `section` is empty; None without it."""
         part = self.row.settings.get(section) if section else self.row.settings

@@ -11,6 +11,8 @@ import pandas as pd
 from storage.environment import MODELLED
 from storage.errors import ConfigurationError
 from storage.home import dashboard_page
+from storage.record.ledger import Ledger, read_ledger
+from storage.record.queries import devices as device_queries
 from storage.record.queries.images import images_before_after
 from storage.record.reading import RecordConnection
 from storage.record.run_notes import NoteStore
@@ -18,7 +20,7 @@ from storage.record.run_store import RunStore
 from ui.charts.cost import ASSUMPTION, bill_charts, on_demand_cost
 from ui.charts.devices import gantt_chart, utilisation_charts
 from ui.charts.layout import Axis
-from ui.data.devices import SpotView, bill_entries, read_course, read_spot
+from ui.data.devices import MOST_BARS, bill_entries, read_course
 from ui.data.images import QualityView, read_quality, sources_of
 from ui.data.links import lasting_links
 from ui.data.run import RunView, read_run, with_verdicts
@@ -63,21 +65,21 @@ def report_page(store: RunStore, run_id: str) -> str:
     with store.reading(run_id) as connection:
         noted = NoteStore(store.home).links(run_id)
         report.links(lasting_links(store.home, view, noted, dashboard_page(run_id)))
-        spot = read_spot(connection, run_id)
-        _summary(report, view, spot)
+        ledger = read_ledger(connection, run_id)
+        _summary(report, view, ledger)
         quality = read_quality(connection, run_id)
         _scores(report, view, quality, store)
         _images(report, connection, view)
         _quality(report, view, quality)
-        _health(report, view, spot, quality)
-        _costs(report, view, spot)
-        _devices(report, view, spot, connection)
+        _health(report, view, ledger, quality)
+        _costs(report, view, ledger)
+        _devices(report, view, connection)
         _seeds(report, view, connection)
     _particulars(report, view)
     return report.page()
 
 
-def _summary(report: Report, view: RunView, spot: SpotView) -> None:
+def _summary(report: Report, view: RunView, ledger: Ledger) -> None:
     row = view.row
     ended = "" if row.ended_at is None else f", ended {moment(row.ended_at)}"
     report.sentence(
@@ -92,7 +94,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     if row.error:
         report.preformatted(ending_in_words(row.error))
     report.sentence(verdict(view)[1])
-    idle = spot.ledger.spot_idle_share
+    idle = ledger.spot_idle_share
     facts = {
         "iterations": str(len(view.metrics)),
         "at work": duration(view.elapsed_s),
@@ -139,24 +141,24 @@ def _quality(report: Report, view: RunView, quality: QualityView) -> None:
         report.table(table.map(lambda value: f"{value:.4g}" if isinstance(value, float) else value))
 
 
-def _health(report: Report, view: RunView, spot: SpotView, quality: QualityView) -> None:
+def _health(report: Report, view: RunView, ledger: Ledger, quality: QualityView) -> None:
     report.section("Health")
-    for level, listed in by_level(findings_of(Evidence(view, spot.ledger, quality))).items():
+    for level, listed in by_level(findings_of(Evidence(view, ledger, quality))).items():
         for finding in listed:
             report.sentence(
                 f"**{level.capitalize()}: {finding.title}.** {finding.text} {finding.advice}".strip(), level
             )
 
 
-def _costs(report: Report, view: RunView, spot: SpotView) -> None:
+def _costs(report: Report, view: RunView, ledger: Ledger) -> None:
     report.section("Cost")
-    if not spot.ledger.entries:
+    if not ledger.entries:
         report.sentence("Nothing is paid for yet.")
         return
-    report.charts(bill_charts(view, spot.ledger))
-    if on_demand_cost(spot.ledger, view.is_modelled) is not None:
+    report.charts(bill_charts(view, ledger))
+    if on_demand_cost(ledger, view.is_modelled) is not None:
         report.sentence(ASSUMPTION, "note")
-    bill = bill_entries(spot.ledger)
+    bill = bill_entries(ledger)
     if view.is_modelled:
         report.sentence(
             f"{MODELLED} No device was rented: sums are time at the prices of the settings.", "note"
@@ -165,18 +167,20 @@ def _costs(report: Report, view: RunView, spot: SpotView) -> None:
     report.table(bill)
 
 
-def _devices(report: Report, view: RunView, spot: SpotView, connection: RecordConnection) -> None:
+def _devices(report: Report, view: RunView, connection: RecordConnection) -> None:
     report.section("Devices")
-    if not spot.iterations:
+    run_id = view.row.run_id
+    iterations = device_queries.recorded_iterations(connection, run_id)
+    if not iterations:
         report.sentence("No device time is recorded yet.")
         return
-    latest = spot.iterations[-_DRAWN_ITERATIONS:]
-    course = read_course(connection, view.row.run_id, latest[0], latest[-1])
+    latest = iterations[-_DRAWN_ITERATIONS:]
+    course = read_course(connection, run_id, latest[0], latest[-1])
     if not course.intervals.empty:
         drawn = gantt_chart(course, view.metrics, MODELLED if view.is_modelled else "")
         report.charts([drawn], wide=True)
-        report.sentence(f"The latest {len(latest)} of {len(spot.iterations):,} recorded iterations.", "note")
-    report.charts(utilisation_charts(spot.utilisation))
+        report.sentence(f"The latest {len(latest)} of {len(iterations):,} recorded iterations.", "note")
+    report.charts(utilisation_charts(device_queries.utilisation(connection, run_id, MOST_BARS)))
 
 
 def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:

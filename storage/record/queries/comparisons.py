@@ -9,11 +9,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from storage.environment import PURPOSE
-from storage.record.queries.runs import cost_by_iteration, metric_curves, score_curve
+from storage.record.queries.runs import cost_by_iteration, metric_curves, paid_usd, score_curve
 from storage.record.reading import RecordConnection
 
 _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
@@ -66,9 +65,7 @@ def _courses(
     frames = []
     for run_id in run_ids:
         course, cost = of_run(connection, run_id), cost_by_iteration(connection, run_id)
-        paid = (cost["reserved_usd"] + cost["spot_usd"]).to_numpy(dtype=float)
-        reached = np.searchsorted(cost["iteration"].to_numpy(), course["iteration"].to_numpy(), side="right")
-        course["usd"] = np.concatenate(([0.0], paid))[reached]
+        course["usd"] = paid_usd(cost, course["iteration"].to_numpy())
         course.insert(0, "run_id", run_id)
         frames.append(course)
     filled = [frame for frame in frames if not frame.empty]

@@ -5,8 +5,7 @@ Each function takes an open connection, so that a page opens only one for all it
     with RunStore(home).reading() as connection:
         curve = score_curve(connection, run_id)
 
-Elapsed time counts only while the run was at work: a run killed at night and resumed in the morning does not
-include the night.
+Elapsed time counts only while the run was at work (`WorkClock`).
 """
 
 from __future__ import annotations
@@ -131,16 +130,52 @@ def events(
     ).df()
 
 
+class WorkClock:
+    """A time axis without breaks: a run killed at night and resumed in the morning shows no night.
+
+    It counts seconds from the start of the first span, and leaves out breaks between spans.
+
+    Args:
+        spans: frame with columns `started_at` and `ended_at` (Unix seconds); spans may overlap.
+        longest_s: seconds up to which a break stays on the axis.
+    """
+
+    def __init__(self, spans: pd.DataFrame, longest_s: float = 0.0) -> None:
+        in_order = spans.sort_values("started_at", kind="stable")
+        starts = in_order["started_at"].to_numpy(dtype=float)
+        reach = np.maximum.accumulate(in_order["ended_at"].to_numpy(dtype=float))
+        is_new = starts[1:] - reach[:-1] > longest_s  # a span starts after all earlier ones have ended
+        self._begins, self._ends = (
+            starts[np.append(True, is_new)[: len(starts)]],
+            reach[np.append(is_new, True)[: len(starts)]],
+        )
+
+    def elapsed_s(self, moments: np.ndarray) -> np.ndarray:
+        """Return each moment (Unix seconds) on this axis; a moment in a break is at the break."""
+        worked = np.minimum(np.asarray(moments, dtype=float)[:, None], self._ends) - self._begins
+        return np.clip(worked, 0.0, None).sum(axis=1)
+
+    @property
+    def total_s(self) -> float:
+        """The length of the axis in seconds."""
+        return float((self._ends - self._begins).sum())
+
+    @property
+    def breaks_s(self) -> np.ndarray:
+        """The places on the axis where time was left out."""
+        return np.cumsum(self._ends - self._begins)[:-1]
+
+
 def _elapsed_s(connection: RecordConnection, run_id: str, until: np.ndarray) -> np.ndarray:
     """Return the seconds that the run was at work before each time of `until` (Unix seconds)."""
-    spans = connection.execute(f"FROM ({SPANS}) WHERE run_id = ? ORDER BY started_at", [run_id]).fetchnumpy()
-    starts = np.asarray(spans["started_at"], dtype=float)
-    if starts.size == 0:
-        return np.zeros(until.shape)
-    # Merge overlaps: a new span begins if it starts after all earlier ones have ended.
-    reach = np.maximum.accumulate(np.asarray(spans["ended_at"], dtype=float))
-    is_new = np.concatenate(([True], starts[1:] > reach[:-1]))
-    begins = starts[is_new]
-    ends = reach[np.concatenate((is_new[1:], [True]))]
-    worked = np.minimum(until[:, None], ends) - begins
-    return np.clip(worked, 0, None).sum(axis=1)
+    return WorkClock(connection.execute(f"FROM ({SPANS}) WHERE run_id = ?", [run_id]).df()).elapsed_s(until)
+
+
+def paid_usd(cost: pd.DataFrame, iterations: np.ndarray) -> np.ndarray:
+    """Return the dollars paid up to the end of each of these iterations, evaluations included.
+
+    Args:
+        cost: frame from `cost_by_iteration`.
+    """
+    paid = (cost["reserved_usd"] + cost["spot_usd"]).to_numpy(dtype=float)
+    return np.append(0.0, paid)[np.searchsorted(cost["iteration"].to_numpy(), iterations, side="right")]

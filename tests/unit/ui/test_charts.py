@@ -13,8 +13,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from storage.record.queries.runs import WorkClock
 from tests.colour_vision import contrast, distance, least_distance, luminance
-from ui.charts.devices import WorkClock
 from ui.charts.layout import add_level, laid_out
 from ui.elements import palette
 from ui.elements.image_grid import gallery_html
@@ -178,7 +178,7 @@ def times(*values: float) -> np.ndarray:
 
 
 def test_long_breaks_are_left_out_and_moments_in_them_are_at_the_break():
-    clock = WorkClock(pd.DataFrame({"started_at": times(1000, 0, 5), "ended_at": times(1010, 10, 20)}))
+    clock = WorkClock(pd.DataFrame({"started_at": times(1000, 0, 5), "ended_at": times(1010, 10, 20)}), 30.0)
     assert clock.total_s == 30
     assert clock.breaks_s.tolist() == [20]
     assert clock.elapsed_s(times(-5, 0, 12, 20, 500, 1000, 1004, 2000)).tolist() == [
@@ -187,12 +187,12 @@ def test_long_breaks_are_left_out_and_moments_in_them_are_at_the_break():
 
 
 def test_short_holes_stay_visible():
-    clock = WorkClock(pd.DataFrame({"started_at": times(0, 30), "ended_at": times(10, 40)}))
+    clock = WorkClock(pd.DataFrame({"started_at": times(0, 30), "ended_at": times(10, 40)}), 30.0)
     assert clock.breaks_s.size == 0
     assert clock.elapsed_s(times(20, 30)).tolist() == [20, 30]
 
 
 def test_an_interval_inside_another_ends_nothing():
-    clock = WorkClock(pd.DataFrame({"started_at": times(0, 10, 140), "ended_at": times(120, 20, 150)}))
+    clock = WorkClock(pd.DataFrame({"started_at": times(0, 10, 140), "ended_at": times(120, 20, 150)}), 30.0)
     assert clock.breaks_s.size == 0
     assert clock.total_s == 150

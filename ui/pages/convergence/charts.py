@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from storage.evaluations.figures import over_seeds
 from storage.evaluations.quality import JUDGE, PART, QUALITY, Group, QualityVerdict
 from storage.record.queries import comparisons
+from storage.record.queries.runs import paid_usd
 from storage.record.run_store import RunStore
 from ui.charts.layout import SHARES, Axis, Measure, add_level, add_line, axis_titles, laid_out, measure_title
 from ui.data.images import QualityView
@@ -91,7 +92,7 @@ def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> np.ndarray:
     if over == "time":
         return frame["elapsed_s"].to_numpy() / time_unit(view.elapsed_s)[0]
     iterations = frame["iteration"].to_numpy()
-    return view.usd_at(iterations) if over == "usd" else iterations
+    return paid_usd(view.cost, iterations) if over == "usd" else iterations
 
 
 def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measure) -> go.Figure:

@@ -8,9 +8,11 @@ import pandas as pd
 import streamlit as st
 
 from storage.environment import MODELLED
-from storage.record.ledger import MOST_UNACCOUNTED, Ledger
+from storage.record.ledger import MOST_UNACCOUNTED, Ledger, read_ledger
+from storage.record.queries import devices as device_queries
+from storage.record.queries.runs import events
 from ui.charts.devices import gantt_chart, groups_chart, utilisation_charts
-from ui.data.devices import SpotView, bill_entries, read_course, read_spot
+from ui.data.devices import MOST_BARS, bill_entries, read_course
 from ui.data.run import IDLE_SPOT_ADVICE, RunView, load
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import fine_percent, markdown_text, moment, money, percent, short_duration, usd
@@ -102,31 +104,34 @@ def _show_spot_figures(ledger: Ledger) -> None:
 _LATEST = {"Latest": 1, "Latest 3": 3, "Latest 10": 10}
 _RANGE = "A range"
 _SHOWN_LOSSES = 200
+_MOST_DECISIONS = 200
 
 
 def _show_spot(home: Path, view: RunView) -> None:
-    spot = load(read_spot, home, view)
-    if not spot.iterations:
+    iterations = load(device_queries.recorded_iterations, home, view)
+    if not iterations:
         st.info("The first figures come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    _show_imbalance(spot.ledger)
-    _show_spot_verdict(spot.ledger, view.is_modelled)
-    _show_spot_figures(spot.ledger)
-    _show_course(home, view, spot)
-    _show_use(spot)
-    _show_decisions(spot)
+    ledger = load(read_ledger, home, view)
+    utilisation = load(device_queries.utilisation, home, view, MOST_BARS)
+    _show_imbalance(ledger)
+    _show_spot_verdict(ledger, view.is_modelled)
+    _show_spot_figures(ledger)
+    _show_course(home, view, iterations)
+    _show_use(utilisation)
+    _show_decisions(load(events, home, view, _MOST_DECISIONS, ("capacity",)))
     st.subheader("Lost devices")
-    _show_losses(spot.ledger)
-    _show_accounts(spot.ledger)
+    _show_losses(ledger)
+    _show_accounts(ledger)
     offer_downloads(
         view.row.run_id,
-        {"use of the devices": spot.utilisation, "bill by phase and state": bill_entries(spot.ledger)},
+        {"use of the devices": utilisation, "bill by phase and state": bill_entries(ledger)},
     )
 
 
-def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
+def _show_course(home: Path, view: RunView, iterations: list[int]) -> None:
     st.subheader("Time line")
-    first, last = _chosen_iterations(view, spot.iterations)
+    first, last = _chosen_iterations(view, iterations)
     course = load(read_course, home, view, first, last)
     if course.intervals.empty:
         st.caption("Nothing is recorded of these iterations.")
@@ -184,22 +189,22 @@ def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
     return latest[0], latest[-1]
 
 
-def _show_use(spot: SpotView) -> None:
+def _show_use(utilisation: pd.DataFrame) -> None:
     st.subheader("What the time went into")
-    if spot.utilisation.empty:
+    if utilisation.empty:
         st.caption("Shares appear with the first iteration.")
         return
-    show_in_pairs(utilisation_charts(spot.utilisation), "use")
-    together = max((spot.utilisation["last"] - spot.utilisation["first"] + 1).tolist())
+    show_in_pairs(utilisation_charts(utilisation), "use")
+    together = max((utilisation["last"] - utilisation["first"] + 1).tolist())
     note = f" Each bar is {together} iterations." if together > 1 else ""
     st.caption(f"Excludes evaluations and repeated work.{note}")
 
 
-def _show_decisions(spot: SpotView) -> None:
-    if spot.decisions.empty:
+def _show_decisions(decisions: pd.DataFrame) -> None:
+    if decisions.empty:
         return
     st.subheader("Devices rented")
-    happened = zip(spot.decisions["happened_at"].map(moment), spot.decisions["message"], strict=True)
+    happened = zip(decisions["happened_at"].map(moment), decisions["message"], strict=True)
     show_rows(["when", "decision"], happened)
     st.caption(
         "Decided before each iteration by the times of the last ones and the prices; a line for each change. "

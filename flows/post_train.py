@@ -41,7 +41,6 @@ from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.files import held_out_in_words
 from storage.record.records import Collected
 from storage.record.results import held_out_curve, run_result
-from storage.record.run_notes import NoteStore
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore, check_resumable
 from tasks.inputs import (
@@ -91,7 +90,7 @@ def train_run(
     enter_run(store, run_id, config, preset, given)
     show_links(run_id, home, config.tracking)
     if page := flow_run_page():
-        NoteStore(home).link(run_id, "prefect", page)
+        RunStore(home).link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id, config.runtime.ray_address)
     log = RunLog(home, run_id)
     log.starting()

@@ -29,12 +29,10 @@ from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.record.results import results_so_far
-from storage.record.run_notes import NoteStore
 from storage.record.run_status import (
     LIVE,
     Activity,
     activity_of,
-    lines_after,
     read_activity,
     shown_status,
 )
@@ -61,7 +59,7 @@ def runs(
     rows = store.runs()
     if bare := bare_folders(home):
         typer.echo(f"warning: {bare}", err=True)
-    put_away = set() if archived else {key for key, note in NoteStore(home).notes().items() if note.archived}
+    put_away = set() if archived else {key for key, note in RunStore(home).notes().items() if note.archived}
     kept = [row for row in rows if row.run_id not in put_away]
     if left_out := len(rows) - len(kept):
         typer.echo(f"{left_out} archived left out; `spotlight runs --archived` has all", err=True)
@@ -156,7 +154,7 @@ def logs(
     status = _status(store, run_id)
     with suppress(KeyboardInterrupt):
         while True:
-            lines, position = lines_after(home, run_id, position)
+            lines, position = RunStore(home).folder(run_id).lines(position)
             for line in lines:
                 message = log.take(line)
                 if as_json:

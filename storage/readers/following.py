@@ -24,7 +24,6 @@ from storage.readers.protocol import Reader, ReadRun
 from storage.readers.registry import READERS
 from storage.record.files import locked
 from storage.record.records import RunStatus
-from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunRow, RunStore
 
 FLUSH_WAIT_S = 60.0
@@ -155,7 +154,7 @@ class _ReaderThread(threading.Thread):
             self._say(f"{self._label} answers again; what it lacked was sent")
         if follower.reader.page and not self._is_linked:
             self._is_linked = True
-            self._note(NoteStore(self._home).link, follower.reader.page)
+            self._note(RunStore(self._home).link, follower.reader.page)
 
     def _send_earlier(self, is_over: Callable[[], bool]) -> None:
         """Send what the reader lacks of earlier runs, one after another."""

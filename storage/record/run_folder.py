@@ -25,7 +25,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,15 +150,36 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
+    def lines(self, position: int = 0, logs: bool = True) -> tuple[list[Any], int]:
+        """Return the complete lines of events.jsonl after a position, as JSON values, and the position then.
+
+        Args:
+            position: number of bytes to leave out, or below 0 the number of last bytes to read; a line that
+                is torn or being written stays for the next call.
+            logs: True to include the lines of the log, which are no events.
+        """
+        try:
+            with (self.path / EVENTS_FILE).open("rb") as opened:
+                size = opened.seek(0, os.SEEK_END)
+                begin = opened.seek(position if position >= 0 else max(0, size + position))
+                content = opened.read()
+        except FileNotFoundError:
+            return [], position
+        complete, found = content[: content.rfind(b"\n") + 1], list[Any]()
+        for line in complete.splitlines():
+            if logs or not line.startswith(b'{"log":'):  # before it is parsed
+                with suppress(ValueError, RecursionError):
+                    found.append(json.loads(line))
+        return found, begin + len(complete)
+
     def events(self) -> list[dict[str, Any]]:
         """Return the events in their order, each with its `event_id` (from 1); torn lines are left out."""
-        try:
-            lines = (self.path / EVENTS_FILE).read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        events = (line for line in lines if not line.startswith(b'{"log":'))  # before they are parsed
-        whole = [event for line in events if (event := _parsed(line)) is not None]
-        return [{"event_id": place, **event} for place, event in enumerate(whole, start=1)]
+        found: list[dict[str, Any]] = []
+        for line in self.lines(logs=False)[0]:
+            match line:
+                case {"happened_at": int() | float(), "kind": str(), "message": str()}:
+                    found.append({"event_id": len(found) + 1, **line})
+        return found
 
     def commit(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:
         """Make the rows of an `iteration` or an `evaluation` durable, replacing earlier ones."""
@@ -335,13 +356,3 @@ def _changed_at(path: Path) -> float:
 
 def _size(folder: RowFolder) -> int:
     return sum(path.stat().st_size for path in folder.tables.values())
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-        happened_at, texts = event["happened_at"], (event["kind"], event["message"])
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return None
-    is_sound = isinstance(happened_at, int | float) and all(isinstance(text, str) for text in texts)
-    return event if is_sound else None

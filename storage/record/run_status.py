@@ -6,7 +6,6 @@ even before it has a run.json. They have `log` in place of an event's `kind`.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -161,31 +160,10 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
     """Read the end of a run's log, with its latest messages (at most so many); empty without a log."""
     activity, lines = Activity(), list[Any]()
     with suppress(OSError):
-        lines, _ = lines_after(home, run_id, -_TAIL_BYTES)
+        lines, _ = RunFolder(home.run(run_id)).lines(-_TAIL_BYTES)
     found = [message for line in lines if (message := activity.take(line)) is not None]
     activity.messages = tuple(found[-messages:] if messages else ())
     return activity
-
-
-def lines_after(home: Home, run_id: str, position: int) -> tuple[list[Any], int]:
-    """Return the complete lines of a run's log after a position, as JSON values, and the position after them.
-
-    Args:
-        position: number of bytes to leave out, or below 0 the number of last bytes to read; a line that is
-            torn or being written stays for the next call.
-    """
-    try:
-        with (home.run(run_id) / EVENTS_FILE).open("rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            begin = opened.seek(position if position >= 0 else max(0, size + position))
-            content = opened.read()
-    except FileNotFoundError:
-        return [], position
-    complete, lines = content[: content.rfind(b"\n") + 1], list[Any]()
-    for line in complete.splitlines():
-        with suppress(ValueError, RecursionError):
-            lines.append(json.loads(line))
-    return lines, begin + len(complete)
 
 
 class RecordedStatus(NamedTuple):

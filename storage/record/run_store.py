@@ -7,9 +7,9 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
 import psutil
@@ -23,7 +23,7 @@ from storage.home import Home
 from storage.record.catalogue import refresh_catalogue
 from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
-from storage.record.run_folder import COMPACTED_AT, EVENTS_FILE, RUN_FILE, RunFolder
+from storage.record.run_folder import COMPACTED_AT, EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 from storage.record.tables import evaluation_rows, iteration_rows
 
 
@@ -63,6 +63,17 @@ class RunRow:
         """True if the run's own process still runs here, or is on another machine, unseen from here."""
         return may_be_alive(self.host, self.pid, self.process_started_at)
 
+
+@dataclass(frozen=True)
+class RunNotes:
+    """A person's notes about a run: tags in the order given, each once; lists leave archived runs out."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    archived: bool = False
+
+
+MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 2000
 
 _logger = logging.getLogger(__name__)
 
@@ -154,7 +165,8 @@ class RunStore:
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
         ended_at = None if status == "running" else now()
-        self._update(run_id, {"status": status, "ended_at": ended_at, "error": error})
+        changed = {"status": status, "ended_at": ended_at, "error": error}
+        self.known(run_id).change(RUN_FILE, lambda run: run | changed)
 
     def set_limits(self, run_id: str, config: RunConfig) -> None:
         """Change the total number of iterations of a run and its budget; a finished run can then be resumed.
@@ -184,7 +196,7 @@ class RunStore:
 
     def set_summary(self, run_id: str, summary: Mapping[str, Any]) -> None:
         """Store a run's named results (JSON values), in place of earlier ones."""
-        self._update(run_id, {"summary": dict(summary)})
+        self.known(run_id).change(RUN_FILE, lambda run: run | {"summary": dict(summary)})
 
     def commit_iteration(self, record: IterationRecord) -> None:
         """Write an iteration's rows by one rename; a run that goes back first discards what it does again."""
@@ -197,6 +209,64 @@ class RunStore:
     def add_event(self, run_id: str, kind: str, message: str) -> None:
         """Record something a person should see beside the figures (a resume, a preemption, a warning)."""
         self.known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
+
+    def notes(self) -> dict[str, RunNotes]:
+        """Return the notes by run; runs without any are left out."""
+        noted = {run_id: self.folder(run_id).notes() for run_id in self.home.run_ids()}
+        return {run_id: _notes(values) for run_id, values in noted.items() if "notes" in values}
+
+    def notes_of(self, run_id: str) -> RunNotes:
+        """Return the notes about one run."""
+        return _notes(self.folder(run_id).notes())
+
+    def change_notes(
+        self,
+        run_id: str,
+        *,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        archived: bool | None = None,
+    ) -> None:
+        """Change the notes about a run, which may be written while the run is. None keeps a value.
+
+        Too many or too long ones are refused.
+        """
+        kept = tuple(dict.fromkeys(tag.strip() for tag in tags or () if tag.strip()))
+        if too_long := [tag for tag in kept if len(tag) > LONGEST_TAG]:
+            raise ConfigurationError(
+                f"tag {quoted(too_long[0])} has {len(too_long[0])} characters, at most {LONGEST_TAG} are "
+                "kept; shorten it"
+            )
+        if len(kept) > MOST_TAGS:
+            raise ConfigurationError(f"{len(kept)} tags are given, a run has at most {MOST_TAGS}; drop some")
+        if note is not None and len(note) > LONGEST_NOTE:
+            raise ConfigurationError(
+                f"the note has {len(note):,} characters, at most {LONGEST_NOTE:,} are kept; shorten it"
+            )
+        given = {
+            "tags": None if tags is None else kept,
+            "note": None if note is None else note.strip(),
+            "archived": archived,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+
+        def noted(values: dict[str, Any]) -> dict[str, Any]:
+            changed = {name: value for name, value in given.items() if value is not None}
+            return values | {"notes": asdict(_notes(values)) | changed | {"changed_at": now()}}
+
+        self.known(run_id).change(NOTES_FILE, noted)
+
+    def link(self, run_id: str, place: str, address: str) -> None:
+        """Record another page of a run at a place, such as `prefect`, replacing an earlier address."""
+        link = {"address": address, "noted_at": now()}
+        self.known(run_id).change(
+            NOTES_FILE, lambda values: values | {"links": values.get("links", {}) | {place: link}}
+        )
+
+    def links(self, run_id: str) -> dict[str, str]:
+        """Return the addresses of other pages of a run, by place."""
+        links = self.folder(run_id).notes().get("links", {})
+        return {place: link["address"] for place, link in links.items()}
 
     def discard_after(self, run_id: str, iteration: int) -> None:
         """Drop iterations and evaluations above `iteration`; a resumed run does them again."""
@@ -253,18 +323,15 @@ class RunStore:
             RunNotFoundError: no run has that identifier.
         """
         folder = self.folder(run_id)
-        if not folder.exists:
-            raise self._not_found(run_id)
-        return folder
-
-    def _not_found(self, run_id: str) -> RunNotFoundError:
+        if folder.exists:
+            return folder
         known = [row.run_id for row in self.runs()]
         hint = f"; the latest are {', '.join(known[:5])}"
         if not known:
             hint = ": there are none yet; start one with `spotlight train`"
         elif near := difflib.get_close_matches(run_id, known, n=3):
             hint = f"; did you mean {', '.join(near)}?"
-        return RunNotFoundError(f"no run {quoted(run_id)}{hint}")
+        raise RunNotFoundError(f"no run {quoted(run_id)}{hint}")
 
     def _interrupt(self, row: RunRow, error: str) -> bool:
         read = {"status": "running", "host": row.host, "pid": row.pid}
@@ -276,9 +343,6 @@ class RunStore:
             return identity | {"status": "interrupted", "ended_at": now(), "error": error}
 
         return self.folder(row.run_id).change(RUN_FILE, interrupted)
-
-    def _update(self, run_id: str, values: Mapping[str, Any]) -> None:
-        self.known(run_id).change(RUN_FILE, lambda identity: {**identity, **values})
 
 
 def bare_folders(home: Home) -> str:
@@ -366,6 +430,11 @@ def _row(folder: RunFolder, identity: Mapping[str, Any]) -> RunRow:
             "home"
         ) from error
     return RunRow(**values, last_iteration=folder.listing().last_iteration)
+
+
+def _notes(values: Mapping[str, Any]) -> RunNotes:
+    noted = values.get("notes", {})
+    return RunNotes(tuple(noted.get("tags", ())), noted.get("note", ""), noted.get("archived", False))
 
 
 def _limits(config: RunConfig) -> dict[str, float]:

@@ -14,7 +14,6 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.home import DASHBOARD_URL_VARIABLE
 from storage.record.run_folder import EVENTS_FILE
-from storage.record.run_notes import NoteStore
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
 from tests.answering import answering
@@ -254,7 +253,7 @@ def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore, monke
     assert [button.proto.label for button in page.get("download_button")][:1] == ["Report"]
     with answering(200, "true") as server:
         address = f"{server}/v2/runs/flow-run/1"
-        NoteStore(store.home).link("r", "prefect", address)
+        store.link("r", "prefect", address)
         st.cache_data.clear()
         assert address in str(ran(page).get("link_button")[0].proto)
     st.cache_data.clear()

@@ -13,7 +13,6 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from tests.dashboard_page import UI, opened_page, page_file
 from tests.sample_run import evaluation_record, iteration_record
@@ -53,9 +52,8 @@ def hostile(store: RunStore) -> RunStore:
         store.commit_evaluation(evaluation)
     store.add_event(run_id, "staleness", MARKUP)
     store.set_status(run_id, "failed", MARKUP)
-    notes = NoteStore(store.home)
-    notes.change(run_id, tags=[MARKUP[:40]], note=MARKUP)
-    notes.link(run_id, "mlflow", "javascript:alert(3)")
+    store.change_notes(run_id, tags=[MARKUP[:40]], note=MARKUP)
+    store.link(run_id, "mlflow", "javascript:alert(3)")
     return store
 
 

@@ -13,8 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.record.results import run_result
-from storage.record.run_notes import NoteStore, RunNotes
-from storage.record.run_store import RunStore
+from storage.record.run_store import RunNotes, RunStore
 from tasks.inputs import plugin_facts
 from tests.dashboard_page import opened_page, page_file, pictures, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record
@@ -174,7 +173,7 @@ def test_a_run_is_tagged_noted_and_archived(page: AppTest, store: RunStore):
     page.text_area("note-glyphs-1").input("a word, <b>$1</b>")
     page.button[0].click().run()
     assert not page.exception
-    assert NoteStore(store.home).notes() == {"glyphs-1": RunNotes(("paper", "good"), "a word, <b>$1</b>")}
+    assert store.notes() == {"glyphs-1": RunNotes(("paper", "good"), "a word, <b>$1</b>")}
     assert page.dataframe[0].value.set_index("run").loc["glyphs-1", "note"] == "a word, <b>$1</b>"
     page.text_input("run_words").input("paper").run()
     assert listed(page) == ["glyphs-1"]
@@ -190,7 +189,7 @@ def test_a_run_is_tagged_noted_and_archived(page: AppTest, store: RunStore):
     assert "at most 40 are kept" in page.error[0].value
     page.text_input("tags-glyphs-1+shapes-1").input("new")
     page.button[0].click().run()
-    assert {run: notes.tags for run, notes in NoteStore(store.home).notes().items()} == {
+    assert {run: notes.tags for run, notes in store.notes().items()} == {
         "glyphs-1": ("paper", "good", "new"), "shapes-1": ("new",),
     }  # fmt: skip
 
@@ -219,7 +218,7 @@ def test_no_more_runs_are_compared_at_first_than_fit():
 def test_the_run_box_leaves_archived_runs_out_but_for_the_one_of_the_address(store: RunStore):
     for number in range(3):
         store.create_run(f"r-{number}", RunConfig(), {}, os.getpid())
-    NoteStore(store.home).change("r-2", tags=["paper", "a_b"], note="see *this* $1", archived=True)
+    store.change_notes("r-2", tags=["paper", "a_b"], note="see *this* $1", archived=True)
     read_anew()
 
     def offered(**query: str) -> list[str]:
@@ -236,6 +235,6 @@ def test_the_run_box_leaves_archived_runs_out_but_for_the_one_of_the_address(sto
     assert "paper, a_b" in report
     assert "see *this* $1" in report
     for number in range(2):
-        NoteStore(store.home).change(f"r-{number}", archived=True)
+        store.change_notes(f"r-{number}", archived=True)
     read_anew()
     assert offered() == ["r-2", "r-1", "r-0"], "all are archived"

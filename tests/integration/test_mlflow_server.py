@@ -18,7 +18,6 @@ from storage.home import Home
 from storage.readers.follower import REPORT
 from storage.readers.following import FLUSH_WAIT_S
 from storage.readers.mlflow_reader import EXPERIMENT, refuse_silent_server, run_page
-from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from tests.read_runs import (
     Followed,
@@ -110,7 +109,7 @@ def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, store: Run
     assert run is not None
     assert (run.info.status, run.info.run_name) == ("FINISHED", "there")
     page = run_page(server.uri, experiment.experiment_id, run.info.run_id)
-    assert NoteStore(store.home).links("there") == {"mlflow": page}
+    assert store.links("there") == {"mlflow": page}
     assert mlflow_points(server.uri, "there") == recorded_points(store.home, "there")
     assert run.data.params["tracking.uri"] == server.uri
     assert run.data.params["price.book"] == '""'

@@ -20,7 +20,6 @@ from storage.readers.follower import REPORT, position_file
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
-from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from tests.read_runs import BEGAN_AT, Followed, begin, commit, followed, recorded_points
 from tests.running_up import wait_until
@@ -111,7 +110,7 @@ def test_it_is_told_all_that_is_recorded_in_order(store: RunStore, own: Any):
     store.set_status("r", "finished")
     run.readers.finish("finished")
     assert run.troubles == []
-    assert NoteStore(store.home).links("r") == {NAME: "https://kept.example.org/r"}
+    assert store.links("r") == {NAME: "https://kept.example.org/r"}
     assert kinds(own) == [
         "open r", "evaluation 0", "iteration 1", "evaluation 1", "event worker_lost", "artifact report.html",
         "end finished",

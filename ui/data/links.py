@@ -19,7 +19,7 @@ from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.readers import mlflow_reader
-from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunStore
 from storage.text import is_loopback, web_address
 from ui.data.run import RunView
 
@@ -48,7 +48,7 @@ class Link:
 def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None, int]:
     """Return the addresses that the run recorded, its identifiers in MLflow, and its count of evaluations."""
     evaluations = sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
-    return NoteStore(Home(home)).links(run_id), mlflow_reader.mlflow_identity(Home(home), run_id), evaluations
+    return RunStore(Home(home)).links(run_id), mlflow_reader.mlflow_identity(Home(home), run_id), evaluations
 
 
 def load_links(home: Path, view: RunView) -> list[Link]:
@@ -67,7 +67,7 @@ def load_links(home: Path, view: RunView) -> list[Link]:
 def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard: str) -> list[Link]:
     """Return the places of a run for a file that outlives servers: no server has to answer now.
 
-    `noted` comes from `NoteStore.links`; `dashboard` is the run's page there, empty if unknown.
+    `noted` comes from `RunStore.links`; `dashboard` is the run's page there, empty if unknown.
     """
     after = f"`spotlight ui`, then `?run={view.row.run_id}` after its address."
     return [

@@ -25,9 +25,8 @@ from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
 from storage.record.queries import runs as queries
 from storage.record.queries.images import paired_figures
-from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import LIVE, Activity, activity_of, read_activity, shown_status, shown_statuses
-from storage.record.run_store import RunRow, RunStore
+from storage.record.run_store import RunNotes, RunRow, RunStore
 
 T = TypeVar("T")
 
@@ -260,7 +259,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
             events=queries.events(connection, run_id),
             change=_change(paired_figures(connection, run_id, only="score")),
             activity=activity,
-            notes=NoteStore(store.home).notes_of(run_id),
+            notes=store.notes_of(run_id),
             damaged=tuple(connection.damaged),
         )
 

@@ -15,7 +15,6 @@ from storage.record.ledger import Ledger, read_ledger
 from storage.record.queries import devices as device_queries
 from storage.record.queries.images import images_before_after
 from storage.record.reading import RecordConnection
-from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from ui.charts.cost import ASSUMPTION, bill_charts, on_demand_cost
 from ui.charts.devices import gantt_chart, utilisation_charts
@@ -63,7 +62,7 @@ def report_page(store: RunStore, run_id: str) -> str:
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
     with store.reading(run_id) as connection:
-        noted = NoteStore(store.home).links(run_id)
+        noted = store.links(run_id)
         report.links(lasting_links(store.home, view, noted, dashboard_page(run_id)))
         ledger = read_ledger(connection, run_id)
         _summary(report, view, ledger)

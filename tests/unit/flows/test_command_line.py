@@ -27,7 +27,6 @@ from storage.record.checkpoints import CheckpointStore
 from storage.record.records import JudgedImage
 from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
-from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunRow, RunStore
 from tests.sample_run import write_sample_run
 from tests.tampering import damage, row_files, set_run
@@ -307,7 +306,7 @@ def test_archived_runs_and_folders_without_a_description_are_left_out_and_named(
     store = RunStore(home)
     for run_id in ("kept", "put-away", "bare"):
         write_sample_run(store, run_id, iterations=1)
-    NoteStore(home).change("put-away", archived=True)
+    RunStore(home).change_notes("put-away", archived=True)
     (home.run("bare") / RUN_FILE).unlink()
     code, table, said = shell("runs")
     assert (code, "kept" in table, "put-away" in table, "bare" in table) == (0, True, False, False)

@@ -22,9 +22,8 @@ from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
 from storage.record.queries import comparisons, images
 from storage.record.queries.runs import run_overview
-from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import shown_statuses
-from storage.record.run_store import RunStore
+from storage.record.run_store import RunNotes, RunStore
 from ui.charts.layout import Axis, Measure, add_line, as_bill, axis_titles, laid_out
 from ui.data.run import CACHE_S
 from ui.elements.formatting import chart_text, time_unit
@@ -55,7 +54,7 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
         _facts(json.loads(config), json.loads(environment))
         for config, environment in zip(table["config"], table["environment"], strict=True)
     ]
-    notes = NoteStore(Home(home)).notes()
+    notes = RunStore(Home(home)).notes()
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
     table["exact_now"] = table["exact_now"].where([fact["verdicts"] for fact in facts])
     return table.assign(

@@ -9,7 +9,7 @@ import streamlit as st
 
 from storage.errors import SpotlightError
 from storage.home import Home
-from storage.record.run_notes import LONGEST_NOTE, NoteStore
+from storage.record.run_store import LONGEST_NOTE, RunStore
 from ui.elements.formatting import duration, moment, plain_markdown
 from ui.elements.run_page import show_home_page
 from ui.pages.runs.comparison import show_comparison
@@ -105,11 +105,11 @@ def _show_notes(home: Path, table: pd.DataFrame) -> None:
 
 
 def _save(home: Path, rows: pd.DataFrame, tags: str, note: str | None, archived: bool) -> None:
-    store, given = NoteStore(Home(home)), tags.split(",")
+    store, given = RunStore(Home(home)), tags.split(",")
     try:
         for run_id, present in zip(rows.index, rows["tags"], strict=True):
             wanted = given if len(rows) == 1 else [*present, *given]
-            store.change(str(run_id), tags=wanted, note=note, archived=archived)
+            store.change_notes(str(run_id), tags=wanted, note=note, archived=archived)
     except SpotlightError as error:
         st.session_state[_REFUSED] = str(error)
     load_table.clear()

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from storage.clock import may_be_alive, now, process_is_alive, process_start_s
 from storage.home import Home
@@ -166,18 +166,11 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
     return activity
 
 
-class RecordedStatus(NamedTuple):
-    """The status of a run as a row of a table of runs: a short `RunRow`."""
-
-    run_id: str
-    status: str
-    ended_at: float | None
-    host: str
-    pid: int
-    process_started_at: float | None
+_STATUS_COLUMNS = ["run_id", "status", "ended_at", "host", "pid", "process_started_at"]
+"""The attributes of a `RunRow` that its shown status depends on, as columns of a table of runs."""
 
 
-def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
+def shown_status(row: RunRow, activity: Activity) -> str:
     """Return the recorded status, but `interrupted` if the process is gone, or `starting`."""
     started_at = activity.phases.get(START)
     if row.status == "running" and may_be_alive(row.host, row.pid, row.process_started_at):
@@ -187,7 +180,7 @@ def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
     return "interrupted" if row.status == "running" else row.status
 
 
-def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -> Activity:
+def activity_of(home: Home, row: RunRow, messages: int = 100) -> Activity:
     """Read the log of a run; empty for one that has ended and that no process has begun to resume."""
     if row.status == "running":
         return read_activity(home, row.run_id, messages)
@@ -202,10 +195,7 @@ def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -
 
 
 def shown_statuses(home: Home, table: pd.DataFrame) -> list[str]:
-    """Return the status of each run of a table with `RecordedStatus`'s columns; NaN for missing values."""
-    found = []
-    for cells in zip(*(table[name].tolist() for name in RecordedStatus._fields), strict=True):
-        known: list[Any] = [None if cell != cell else cell for cell in cells]
-        row = RecordedStatus(*known)
-        found.append(shown_status(row, activity_of(home, row, 0)))
-    return found
+    """Return the status of each run of a table that has `_STATUS_COLUMNS`; NaN for missing values."""
+    known = table[_STATUS_COLUMNS].astype(object)
+    rows: Any = known.where(known.notna(), None).itertuples(index=False)
+    return [shown_status(row, activity_of(home, row, 0)) for row in rows]

@@ -22,7 +22,7 @@ from storage.record.reading import EVALUATION_FILE, separate_evaluations
 from storage.record.records import JudgedImage
 from storage.record.run_folder import RunFolder
 from storage.record.run_store import RunStore
-from storage.record.tables import columns_of, figure_columns, tables_of
+from storage.record.tables import figure_rows, tables_of
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,9 @@ class EvaluationStore:
         key = evaluation.evaluation_id
         if (self.home.evaluations / key).exists():
             raise StorageError(f"evaluation {key} exists already; take another identifier")
-        table = "separate_evaluation_images"
         tables = {
-            table: columns_of(table, images, ("evaluation_id",)),
-            "separate_evaluation_image_figures": figure_columns(images),
+            "separate_evaluation_images": map(vars, images),
+            "separate_evaluation_image_figures": figure_rows(images),
         }
         facts = asdict(evaluation)
         facts["config"] = facts.pop("settings")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,14 @@ def _make_examples(home: Home) -> None:
         _make_tables(examples / folder, COLUMNS)
     _make_tables(evaluation, EVALUATION_COLUMNS)
     home.reproductions.mkdir(exist_ok=True)
-    _make_json(examples / "part-000000" / PART_FILE, {"covers": []})
     described = (examples / NOTES_FILE, examples / RUN_FILE, evaluation / EVALUATION_FILE)
-    for file in (*described, home.reproductions / f"{_EXAMPLES}.json"):
-        _make_json(file, {})
+    facts: dict[Path, dict[str, Any]] = {
+        file: {} for file in (*described, home.reproductions / f"{_EXAMPLES}.json")
+    }
+    facts[examples / "part-000000" / PART_FILE] = {"covers": []}
+    for file, values in facts.items():
+        if not file.exists():
+            write_json(file, values)
     (examples / EVENTS_FILE).touch()
 
 
@@ -149,8 +153,3 @@ def _make_tables(folder: Path, tables: Iterable[str]) -> None:
             writing = file.with_name(f".writing-{file.name}")
             pq.ParquetWriter(writing, schema(table)).close()
             writing.replace(file)
-
-
-def _make_json(file: Path, values: Mapping[str, Any]) -> None:
-    if not file.exists():
-        write_json(file, values)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.errors import StorageError
-from storage.record.records import DeviceTime, EvaluationRecord, IterationRecord
+from storage.record.records import DeviceTime, EvaluationRecord, IterationRecord, JudgedImage
 
 _I32, _I64, _F64, _BOOL, _TEXT, _BYTES = (
     pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
@@ -83,9 +83,6 @@ KEYS: Mapping[str, Sequence[str]] = {
 Rows = dict[str, pa.Table]
 """Rows by table; a table without rows is left out."""
 
-Columns = Mapping[str, Sequence[Any]]
-"""One value per row, by column."""
-
 
 def schema(table: str) -> pa.Schema:
     """Return the Arrow schema of a table."""
@@ -93,45 +90,38 @@ def schema(table: str) -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
-def tables_of(columns: Mapping[str, Columns], **shared: Any) -> Rows:
-    """Build tables from columns and the values that all rows share, and leave out those without rows.
+def tables_of(rows: Mapping[str, Iterable[Mapping[str, Any]]], **shared: Any) -> Rows:
+    """Build tables from rows (values by column; others are left out) and the values that all rows share.
 
     Raises:
         StorageError: two rows have the same key.
     """
-    return {name: _table(name, own, shared) for name, own in columns.items() if next(iter(own.values()))}
+    found: Rows = {}
+    for table, given in rows.items():
+        values, key = [{**shared, **row} for row in given], KEYS.get(table, ())
+        if key and len({tuple(row[name] for name in key) for row in values}) < len(values):
+            raise StorageError(f"{len(values)} rows of {table} have the same {', '.join(key)} more than once")
+        if values:
+            found[table] = pa.Table.from_pylist(values, schema(table))
+    return found
 
 
-def columns_of(table: str, rows: Sequence[object], without: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """Return columns of a table from rows whose attributes have their names.
-
-    Args:
-        without: columns to leave out.
-    """
-    names = [name for name in schema(table).names if name not in without]
-    return {name: [getattr(row, name) for row in rows] for name in names}
-
-
-def figure_columns(images: Iterable[Any]) -> dict[str, list[Any]]:
-    """Return columns with one row for each named figure of each image."""
-    rows = [(i.prompt_id, i.seed_index, name, value) for i in images for name, value in i.figures.items()]
-    names = ("prompt_id", "seed_index", "name", "value")
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+def figure_rows(images: Iterable[JudgedImage]) -> list[dict[str, Any]]:
+    """Return a row for each named figure of each image."""
+    return [vars(image) | row for image in images for row in _named(image.figures)]
 
 
 def iteration_rows(record: IterationRecord) -> Rows:
     """Return the rows of a committed iteration."""
-    metrics = {name: float(value) for name, value in record.metrics.items()}
-    prompts = {row.prompt_id: row.prompt for row in [*record.samples, *record.candidates]}
     return tables_of(
         {
-            "iterations": columns_of("iterations", [record], _ITERATION),
-            "iteration_metrics": {"name": list(metrics), "value": list(metrics.values())},
-            "prompts": {"prompt_id": list(prompts), "prompt": list(prompts.values())},
-            "samples": columns_of("samples", record.samples, _ITERATION),
-            "candidates": columns_of("candidates", record.candidates, _ITERATION),
-            "sample_images": columns_of("sample_images", record.sample_images, _ITERATION),
-            **_device_columns(record),
+            "iterations": [vars(record)],
+            "iteration_metrics": _named(record.metrics),
+            "prompts": _prompts([*record.samples, *record.candidates]),
+            "samples": map(vars, record.samples),
+            "candidates": map(vars, record.candidates),
+            "sample_images": map(vars, record.sample_images),
+            **_device_rows(record),
         },
         run_id=record.run_id, iteration=record.iteration, phase="iteration", purpose="train",
     )  # fmt: skip
@@ -139,54 +129,44 @@ def iteration_rows(record: IterationRecord) -> Rows:
 
 def evaluation_rows(record: EvaluationRecord) -> Rows:
     """Return the rows of a held-out evaluation."""
-    images = record.images
-    prompts = {image.prompt_id: image.prompt for image in images}
-    metrics = {f"part_{name}": mean for name, mean in record.parts.items()} | record.looks
+    parts = {f"part_{name}": mean for name, mean in record.parts.items()}
     return tables_of(
         {
-            "evaluations": columns_of("evaluations", [record], _ITERATION),
-            "evaluation_metrics": {"name": list(metrics), "value": list(metrics.values())},
-            "prompts": {"prompt_id": list(prompts), "prompt": list(prompts.values())},
-            "evaluation_images": columns_of("evaluation_images", images, _ITERATION),
-            "evaluation_image_figures": figure_columns(images),
-            **_device_columns(record),
+            "evaluations": [vars(record)],
+            "evaluation_metrics": _named(parts | record.looks),
+            "prompts": _prompts(record.images),
+            "evaluation_images": map(vars, record.images),
+            "evaluation_image_figures": figure_rows(record.images),
+            **_device_rows(record),
         },
         run_id=record.run_id, iteration=record.iteration, phase="evaluation", purpose="evaluate",
     )  # fmt: skip
 
 
-def _table(name: str, columns: Columns, shared: Mapping[str, Any]) -> pa.Table:
-    rows = len(next(iter(columns.values())))
-    if name in KEYS and len(set(zip(*(columns[key] for key in KEYS[name]), strict=True))) < rows:
-        raise StorageError(f"{rows} rows of {name} have the same {', '.join(KEYS[name])} more than once")
-    fields = schema(name)
-    values = [columns[field] if field in columns else [shared[field]] * rows for field in fields.names]
-    arrays = [pa.array(column, kind) for column, kind in zip(values, fields.types, strict=True)]
-    return pa.table(arrays, schema=fields)
+def _named(figures: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": float(value)} for name, value in figures.items()]
 
 
-def _device_columns(record: DeviceTime) -> dict[str, Columns]:
-    events, groups, standbys = record.device_events, record.groups, record.standby_time
+def _prompts(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    texts = {row.prompt_id: row.prompt for row in rows}
+    return [{"prompt_id": prompt_id, "prompt": text} for prompt_id, text in texts.items()]
+
+
+def _device_rows(record: DeviceTime) -> dict[str, Iterable[dict[str, Any]]]:
     return {
-        "worker_states": {
-            **columns_of("worker_states", record.intervals, (*_PHASE, "place")),
-            "place": range(len(record.intervals)),
-        },
-        "paid_time": columns_of("paid_time", record.paid_time, _PHASE),
-        "standby_time": {
-            **columns_of("standby_time", standbys, (*_PHASE, "taken", "lost")),
-            "taken": [int(time.end == "taken") for time in standbys],
-            "lost": [int(time.end == "lost") for time in standbys],
-        },
-        "device_events": {
-            **columns_of("device_events", events, (*_PHASE, "place", "happened_at")),
-            "happened_at": [event.at for event in events],
-            "place": range(len(events)),
-        },
-        "sequence_groups": {
-            **columns_of("sequence_groups", groups, (*_PHASE, "members", "degree")),
-            "members": ["+".join(group.members) for group in groups],
-            "degree": [len(group.members) for group in groups],
-        },
-        "step_times": columns_of("step_times", record.step_times, _PHASE),
+        "worker_states": [vars(state) | {"place": n} for n, state in enumerate(record.intervals)],
+        "paid_time": map(vars, record.paid_time),
+        "standby_time": [
+            vars(time) | {end: int(time.end == end) for end in ("taken", "lost")}
+            for time in record.standby_time
+        ],
+        "device_events": [
+            vars(event) | {"place": n, "happened_at": event.at}
+            for n, event in enumerate(record.device_events)
+        ],
+        "sequence_groups": [
+            vars(group) | {"members": "+".join(group.members), "degree": len(group.members)}
+            for group in record.groups
+        ],
+        "step_times": map(vars, record.step_times),
     }

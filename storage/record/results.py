@@ -287,52 +287,33 @@ def live_runs(connection: RecordConnection) -> list[LiveRun]:
         """
         WITH latest AS (
             SELECT run_id FROM runs WHERE status <> 'simulated' ORDER BY created_at DESC, run_id DESC LIMIT 1
+        ),
+        done AS (
+            SELECT run_id, max(iteration) AS iteration, max(ended_at) AS ended_at FROM iterations
+            GROUP BY run_id
+        ),
+        scored AS (
+            SELECT run_id, max(ended_at) AS evaluated_at, arg_max(score, iteration) AS score,
+                arg_max(exact, iteration) AS exact
+            FROM evaluations GROUP BY run_id
         )
-        SELECT run_id, name, status, created_at, config FROM runs
+        SELECT run_id, name, status, coalesce((config->>'iterations')::INTEGER, 0), coalesce(iteration, 0),
+            greatest(r.created_at, done.ended_at, evaluated_at), score, exact
+        FROM runs r LEFT JOIN done USING (run_id) LEFT JOIN scored USING (run_id)
         WHERE status = 'running'
             OR (run_id IN (FROM latest) AND NOT EXISTS (FROM runs WHERE status = 'running'))
         ORDER BY created_at, run_id
         """
     ).fetchall()
-    return [_live_run(connection, *row) for row in rows]
+    return [LiveRun(*row, **_live_figures(connection, row[0], row[4])) for row in rows]
 
 
-def _live_run(
-    connection: RecordConnection, run_id: str, name: str, status: str, created_at: float, config: str
-) -> LiveRun:
-    run = {"run": run_id}
-    newest = connection.execute(
-        "SELECT iteration, started_at, ended_at FROM iterations WHERE run_id = $run "
-        "ORDER BY iteration DESC LIMIT 1",
-        run,
-    ).fetchone()
-    iteration, _, ended_at = newest or (0, created_at, created_at)
-    evaluation = connection.execute(
-        "SELECT score, exact, ended_at FROM evaluations WHERE run_id = $run ORDER BY iteration DESC LIMIT 1",
-        run,
-    ).fetchone()
-    score, exact, evaluated_at = evaluation or (None, None, created_at)
+def _live_figures(connection: RecordConnection, run_id: str, iteration: int) -> dict[str, Any]:
+    run: dict[str, Any] = {"run": run_id, "iteration": iteration}
     metrics = connection.execute(
-        "SELECT name, value FROM iteration_metrics WHERE run_id = $run AND iteration = $iteration",
-        run | {"iteration": iteration},
+        "SELECT name, value FROM iteration_metrics WHERE run_id = $run AND iteration = $iteration", run
     ).fetchall()
-    spent = connection.execute(
-        "SELECT market, state, sum(device_s), sum(usd) FROM costs WHERE run_id = $run GROUP BY ALL", run
-    ).fetchall()
-    events = connection.execute(
-        "SELECT market, kind, count(*) FROM device_events WHERE run_id = $run GROUP BY ALL", run
-    ).fetchall()
-    return LiveRun(
-        run_id, name, status, int(json.loads(config).get("iterations", 0)), iteration,
-        max(ended_at, evaluated_at), score, exact, dict(metrics), _devices(connection, run_id, iteration),
-        {(market, state): (device_s, usd) for market, state, device_s, usd in spent},
-        judge_usd(connection, run_id),
-        {(market, kind): count for market, kind, count in events},
-    )  # fmt: skip
-
-
-def _devices(connection: RecordConnection, run_id: str, iteration: int) -> dict[tuple[str, str], float]:
-    rows = connection.execute(
+    devices = connection.execute(
         """
         WITH own AS (
             SELECT * FROM worker_states
@@ -341,6 +322,18 @@ def _devices(connection: RecordConnection, run_id: str, iteration: int) -> dict[
         SELECT market, state, sum(ended_at - started_at) / (SELECT seconds FROM whole)
         FROM own WHERE (SELECT seconds FROM whole) > 0 GROUP BY market, state
         """,
-        {"run": run_id, "iteration": iteration},
+        run,
     ).fetchall()
-    return {(market, state): mean for market, state, mean in rows}
+    spent = connection.execute(
+        "SELECT market, state, sum(device_s), sum(usd) FROM costs WHERE run_id = ? GROUP BY ALL", [run_id]
+    ).fetchall()
+    events = connection.execute(
+        "SELECT market, kind, count(*) FROM device_events WHERE run_id = ? GROUP BY ALL", [run_id]
+    ).fetchall()
+    return {
+        "metrics": dict(metrics),
+        "devices": {(market, state): mean for market, state, mean in devices},
+        "spent": {(market, state): (device_s, usd) for market, state, device_s, usd in spent},
+        "judge_usd": judge_usd(connection, run_id),
+        "device_events": {(market, kind): count for market, kind, count in events},
+    }

@@ -144,7 +144,8 @@ def read_reference(file: Path) -> Reference:
     try:
         return TypeAdapter(Reference).validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        errors = error.errors(include_url=False, include_context=False)
+        first = min(errors, key=lambda each: each["loc"] != ("format",))  # the others follow from it
         raise ConfigurationError(
             f"{file} is no reference ({'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}); "
             "make one with `spotlight reproduce RUN --write FILE`"

@@ -180,7 +180,7 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
 
 def test_a_long_time_line_is_cut_and_iterations_share_bars(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(spot_data, "MOST_INTERVALS", 20)
-    monkeypatch.setattr(spot_data, "_MOST_BARS", 2)
+    monkeypatch.setattr(spot_data, "MOST_BARS", 2)
     write_spot_run(begun(store), "r", iterations=4, start=START, lost_in=9)
     page = opened()
     assert "The latest 20 of 36 intervals" in captions(page)

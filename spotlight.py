@@ -138,7 +138,7 @@ class Run:
     def ledger(self) -> pd.DataFrame:
         """The paid time: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
         from storage.record.ledger import read_ledger
-        from ui.data.devices import bill_entries
+        from storage.record.queries.devices import bill_entries
 
         with self._store.reading(self.run_id) as connection:
             return bill_entries(read_ledger(connection, self.run_id))

@@ -15,7 +15,7 @@ from storage.record.run_store import RunStore
 from tests.dashboard_page import captions, figures, opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
-from ui.data import devices as spot_data
+from ui.charts import devices as spot_data
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = page_file("spot")

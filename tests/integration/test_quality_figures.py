@@ -12,8 +12,7 @@ from storage.record.queries.images import figure_means, paired_figures
 from storage.record.records import EvaluationRecord, JudgedImage
 from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore
-from ui.data.images import read_quality
-from ui.data.run import read_run
+from ui.data.run import read_quality, read_run
 from ui.pages.convergence.charts import part_charts, quality_charts, quality_table, score_chart
 
 pytestmark = pytest.mark.usefixtures("run_r")

@@ -1,16 +1,18 @@
-"""Charts of devices, recorded or simulated: their time line, their groups, their time by use."""
+"""The work of devices, recorded or simulated, and its charts: time line, groups, time by use."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from storage.record.queries import devices as device_queries
 from storage.record.queries.runs import WorkClock
+from storage.record.reading import RecordConnection
 from ui.charts.layout import laid_out
-from ui.data.devices import DeviceCourse
 from ui.elements.formatting import chart_text, time_unit, usd
 from ui.elements.palette import DEGREE_COLOURS, EVENT_COLOUR, REFERENCE_COLOUR, STATE_COLOURS, UNKNOWN_COLOUR
 
@@ -26,6 +28,33 @@ _BREAK_S = 30.0  # without any device at work; shorter ones stay visible
 _MOST_BORDERS = 14  # numbered lines at ends of iterations, which have to fit; of more, some are left out
 _ROW_PX = 26
 _AROUND_PX = 220  # above and below the rows: the title, the numbers of iterations, the axis, a legend in rows
+
+
+_MOST_EVENTS = 300
+_MOST_GROUPS = 1000
+
+MOST_BARS = 100  # of a market's utilisation
+MOST_INTERVALS = 3000  # most intervals in a time line; more would make the browser slow
+
+
+@dataclass(frozen=True)
+class DeviceCourse:
+    """The work of the devices in some iterations; see storage/record/queries/devices.py for the columns."""
+
+    intervals: pd.DataFrame
+    events: pd.DataFrame
+    groups: pd.DataFrame
+    degrees: pd.DataFrame
+
+
+def read_course(connection: RecordConnection, run_id: str, first: int, last: int) -> DeviceCourse:
+    """Return the work of the devices in some iterations; iteration 0 is the evaluation before training."""
+    return DeviceCourse(
+        intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
+        events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
+        groups=device_queries.sequence_groups(connection, run_id, first, last, _MOST_GROUPS),
+        degrees=device_queries.degree_times(connection, run_id, first, last),
+    )
 
 
 def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.Figure:

@@ -1,4 +1,4 @@
-"""All data of one run for its pages, read through one connection and cached; what its settings mean.
+"""All data of one run for its pages, read through one connection and cached; the look of its held-out images.
 
 Functions that read a run raise RunNotFoundError if there is none of that name, and StorageError if a file is
 damaged.
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -20,11 +20,15 @@ import streamlit as st
 from storage import environment
 from storage.config.loading import differences
 from storage.environment import is_modelled
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, PromptFileError
 from storage.evaluations.figures import tagged_estimates
+from storage.evaluations.quality import JUDGE, PART, QUALITY, QualityVerdict, quality_verdict
 from storage.home import Home
+from storage.prompts.files import load_prompts
+from storage.prompts.sources import thumbnail
 from storage.record.queries import runs as queries
-from storage.record.queries.images import paired_figures
+from storage.record.queries.images import figure_means, paired_figures
+from storage.record.reading import RecordConnection
 from storage.record.run_status import LIVE, Activity, activity_of, read_activity, shown_status, shown_statuses
 from storage.record.run_store import RunNotes, RunRow, RunStore
 
@@ -300,3 +304,64 @@ def metric_names(metrics: pd.DataFrame, verdicts: bool) -> list[str]:
     """Return the metrics among a frame's columns, sorted; the share of exact images only with verdicts."""
     unused = _NO_METRICS if verdicts else (*_NO_METRICS, "exact_share")
     return sorted(name for name in map(str, metrics) if name not in unused)
+
+
+@dataclass(frozen=True)
+class QualityView:
+    """The look of a run's held-out images.
+
+    Attributes:
+        means: one row per evaluation; see `storage.record.queries.images.figure_means`.
+        verdict: the latest evaluation against the untouched model; None before there are two.
+    """
+
+    means: pd.DataFrame = field(default_factory=lambda: pd.DataFrame({"iteration": []}))
+    verdict: QualityVerdict | None = None
+
+    @property
+    def figures(self) -> list[str]:
+        """The figures of quality that were measured, in display order."""
+        return [name for name in QUALITY if name in self.means]
+
+    @property
+    def judges(self) -> pd.DataFrame | None:
+        """Iteration and mean of the second judge after it; None if there is no second judge."""
+        if JUDGE not in self.means:
+            return None
+        return cast("pd.DataFrame", self.means[["iteration", JUDGE]].dropna())
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the score, if it is a sum."""
+        return [str(name).removeprefix(PART) for name in self.means if str(name).startswith(PART)]
+
+
+def read_quality(connection: RecordConnection, run_id: str) -> QualityView:
+    """Return the quality of a run."""
+    pairs = paired_figures(connection, run_id)
+    return QualityView(figure_means(connection, run_id), quality_verdict(pairs))
+
+
+_SIDE = 256  # largest side of a source image on a page, in pixels
+
+
+def sources_of(view: RunView, images: pd.DataFrame) -> dict[int, str]:
+    """Return the images that the prompts of a run's pictures ask to edit, as data URIs by prompt_id.
+
+    They come from the current prompt file: if the file or an image is gone, they are missing.
+    """
+    prompt_ids = tuple(sorted(set(images["prompt_id"].tolist())))
+    return load_sources(str(view.setting("prompts", "evaluate")), prompt_ids)
+
+
+@st.cache_data(ttl=600, max_entries=16, show_spinner=False)
+def load_sources(prompts: str, prompt_ids: tuple[int, ...]) -> dict[int, str]:
+    """Return the same for the run's `prompts.evaluate`; only for prompts with such an image."""
+    try:
+        return {
+            prompt.prompt_id: thumbnail(prompt.source, _SIDE)
+            for prompt in load_prompts(prompts)
+            if prompt.source and prompt.prompt_id in prompt_ids
+        }
+    except PromptFileError:
+        return {}

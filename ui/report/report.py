@@ -17,12 +17,10 @@ from storage.record.queries.images import images_before_after
 from storage.record.reading import RecordConnection
 from storage.record.run_store import RunStore
 from ui.charts.cost import ASSUMPTION, bill_charts, on_demand_cost
-from ui.charts.devices import gantt_chart, utilisation_charts
+from ui.charts.devices import MOST_BARS, gantt_chart, read_course, utilisation_charts
 from ui.charts.layout import Axis
-from ui.data.devices import MOST_BARS, bill_entries, read_course
-from ui.data.images import QualityView, read_quality, sources_of
 from ui.data.links import lasting_links
-from ui.data.run import RunView, read_run, with_verdicts
+from ui.data.run import QualityView, RunView, read_quality, read_run, sources_of, with_verdicts
 from ui.elements.formatting import duration, ending_in_words, moment, money, percent, simulated_in_words
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence import charts as convergence
@@ -157,7 +155,7 @@ def _costs(report: Report, view: RunView, ledger: Ledger) -> None:
     report.charts(bill_charts(view, ledger))
     if on_demand_cost(ledger, view.is_modelled) is not None:
         report.sentence(ASSUMPTION, "note")
-    bill = bill_entries(ledger)
+    bill = device_queries.bill_entries(ledger)
     if view.is_modelled:
         report.sentence(
             f"{MODELLED} No device was rented: sums are time at the prices of the settings.", "note"

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import pandas as pd
 
+from storage.record.ledger import Ledger
 from storage.record.reading import RecordConnection
+
+
+def bill_entries(ledger: Ledger) -> pd.DataFrame:
+    """Return a run's bill in full detail: columns phase, market, state, device_s, usd."""
+    return pd.DataFrame(
+        [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
+        columns=["phase", "market", "state", "device_s", "usd"],
+    )
 
 
 def device_intervals(

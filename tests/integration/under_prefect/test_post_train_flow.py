@@ -23,8 +23,7 @@ from storage.record.results import held_out_curve, held_out_scores, run_result
 from storage.record.run_store import RunStore
 from tests.read_runs import mlflow_points, recorded_points
 from tests.whole_runs import events, last_checkpoint, metrics, rows
-from ui.data.images import read_quality
-from ui.data.run import read_run
+from ui.data.run import read_quality, read_run
 from ui.pages.convergence.charts import part_charts
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]

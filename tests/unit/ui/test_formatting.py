@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from storage.prompts.files import load_prompts
 from storage.prompts.sources import as_data_uri, read_source, thumbnail
 from storage.text import file_stem
-from ui.data.images import load_sources
+from ui.data.run import load_sources
 from ui.elements.formatting import (
     chart_text,
     duration,

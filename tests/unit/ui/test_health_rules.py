@@ -14,8 +14,7 @@ from storage.evaluations.quality import quality_verdict
 from storage.record.ledger import Entry, Ledger, Loss, Spent, UnjoinedDevice, WorkerAccount
 from storage.record.run_store import RunRow
 from tasks.inputs import plugin_facts
-from ui.data.images import QualityView
-from ui.data.run import Change, RunView
+from ui.data.run import Change, QualityView, RunView
 from ui.pages.health import rules
 from ui.pages.health.findings import Evidence, by_level
 

@@ -14,8 +14,7 @@ from storage.record.queries import comparisons
 from storage.record.queries.runs import paid_usd
 from storage.record.run_store import RunStore
 from ui.charts.layout import SHARES, Axis, Measure, add_level, add_line, axis_titles, laid_out, measure_title
-from ui.data.images import QualityView
-from ui.data.run import RunView
+from ui.data.run import QualityView, RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
 

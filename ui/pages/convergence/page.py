@@ -11,8 +11,7 @@ from storage.home import Home
 from storage.record.queries.images import images_before_after
 from storage.record.run_store import RunStore
 from ui.charts.layout import AXES, Measure
-from ui.data.images import QualityView, read_quality, sources_of
-from ui.data.run import RunView, load, metric_names, with_verdicts
+from ui.data.run import QualityView, RunView, load, metric_names, read_quality, sources_of, with_verdicts
 from ui.elements.formatting import moment, plain_markdown
 from ui.elements.image_grid import gallery_html
 from ui.elements.run_page import show_page

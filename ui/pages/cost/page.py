@@ -7,8 +7,8 @@ from pathlib import Path
 import streamlit as st
 
 from storage.record.ledger import Ledger, Spent, read_ledger
+from storage.record.queries.devices import bill_entries
 from ui.charts import cost
-from ui.data.devices import bill_entries
 from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text, money, percent, short_duration, usd
 from ui.elements.run_page import show_page

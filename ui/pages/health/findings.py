@@ -10,8 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from storage.record.ledger import Ledger
-from ui.data.images import QualityView
-from ui.data.run import RunView
+from ui.data.run import QualityView, RunView
 from ui.elements.formatting import money
 
 Level = Literal["problem", "warning", "passed", "unknown"]

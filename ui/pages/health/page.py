@@ -8,8 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from storage.record.ledger import read_ledger
-from ui.data.images import read_quality
-from ui.data.run import RunView, load
+from ui.data.run import RunView, load, read_quality
 from ui.elements.formatting import markdown_text
 from ui.elements.run_page import show_page
 from ui.elements.widgets import offer_downloads

@@ -9,8 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from storage.record.queries import images as image_queries
-from ui.data.images import sources_of
-from ui.data.run import RunView, load, with_verdicts
+from ui.data.run import RunView, load, sources_of, with_verdicts
 from ui.elements.image_grid import course_html, evaluation_html, large_html
 from ui.elements.run_page import show_page
 from ui.elements.widgets import offer_downloads

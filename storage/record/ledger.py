@@ -171,16 +171,6 @@ class Ledger:
         return Spent(sum(part.device_s for part in parts), sum(part.usd for part in parts))
 
     @property
-    def by_state(self) -> dict[str, Spent]:
-        """The paid time and dollars by state, dearest first."""
-        return self._by("state")
-
-    @property
-    def by_market(self) -> dict[str, Spent]:
-        """The paid time and dollars by market, dearest first."""
-        return self._by("market")
-
-    @property
     def unaccounted_share(self) -> float:
         """The difference between the states and the paid time, as a share of it; 0 if that was not measured.
 
@@ -224,11 +214,6 @@ class Ledger:
         """Samples of kept rollouts per paid device-second, evaluations and lost work included in the pay."""
         device_s = self.spent().device_s
         return self.samples / device_s if device_s else None
-
-    def _by(self, name: str) -> dict[str, Spent]:
-        keys = {getattr(entry, name) for entry in self.entries}
-        totals = {key: self.spent(**{name: key}) for key in keys}
-        return dict(sorted(totals.items(), key=lambda item: (-item[1].usd, -item[1].device_s, item[0])))
 
     def _spot_share(self, *states: str) -> float | None:
         whole_s = self.spent(market="spot").device_s

@@ -110,13 +110,11 @@ def test_seconds_and_dollars_by_state_phase_and_market_and_what_they_came_to(sto
     account = ledger(store)
     whole = account.spent()
     assert (whole.device_s, whole.usd) == (68, pytest.approx(0.40 + 0.028))
-    assert {name: spent.device_s for name, spent in account.by_state.items()} == {
-        "rollout": 6 + 4 + 20 + 4 + 10, "train": 6, "load": 4 + 8, "explore": 4, "idle": 2,
-    }  # fmt: skip
-    assert list(account.by_state) == ["rollout", "train", "load", "explore", "idle"], "the dearest first"
-    assert account.by_state["load"].usd == pytest.approx(4 * 0.01 + 8 * 0.001)
+    seconds = {"rollout": 6 + 4 + 20 + 4 + 10, "train": 6, "load": 4 + 8, "explore": 4, "idle": 2}
+    assert {name: account.spent(state=name).device_s for name in seconds} == seconds
+    assert account.spent(state="load").usd == pytest.approx(4 * 0.01 + 8 * 0.001)
     assert [account.spent(phase=name).device_s for name in ("iteration", "evaluation")] == [50, 18]
-    assert as_pair(account.by_market["spot"]) == pytest.approx((28, 0.028))
+    assert as_pair(account.spent(market="spot")) == pytest.approx((28, 0.028))
     assert account.spent(market="spot", state="rollout", phase="iteration").device_s == 14
     assert account.spent(state="regroup") == Spent()
     assert account.spot_idle_share == pytest.approx(2 / 28)

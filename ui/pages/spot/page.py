@@ -35,7 +35,7 @@ def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
         )
         st.code("spotlight train --preset glyphs --set runtime.spot_workers=2", language="bash")
         return
-    bill = ledger.by_market["spot"]
+    bill = ledger.spent(market="spot")
     paid = f"{short_duration(bill.device_s)} of spot devices, {money(bill.usd, modelled)}."
     text = f"**Spot devices idle {percent(idle)} of their paid time"
     if unexplored > idle:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import CheckpointError, StorageError
+from storage.errors import CheckpointError
 from storage.home import Home
 from storage.record.checkpoints import KEPT, MANIFEST, PINNED, CheckpointStore
-from storage.record.files import CHECKPOINT, PART_FILE, is_row_folder, read_json
+from storage.record.files import CHECKPOINT, PART_FILE, is_row_folder
 from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
@@ -75,22 +75,19 @@ class CheckpointMirror:
             self._wake.wait()
             self._wake.clear()
             ends = self._ends
+            message = ""
             try:
                 copy_to_mirror(self._address, self._home, self._run_id, self._copied)
             except Exception as error:  # noqa: BLE001 - of any package the address needs
-                self._report(
-                    f"checkpoints are not copied to {self._address}: {type(error).__name__}: {error}"
-                )
+                message = f"checkpoints are not copied to {self._address}: {type(error).__name__}: {error}"
+            if message and message != self._reported:
+                self._reported = message
+                try:
+                    self._on_trouble(message)
+                except Exception as error:  # noqa: BLE001 - the thread has to go on with the next copy
+                    _logger.warning("%s (and this could not be recorded: %s)", message, error)
             if ends:
                 return
-
-    def _report(self, message: str) -> None:
-        if message != self._reported:
-            self._reported = message
-            try:
-                self._on_trouble(message)
-            except Exception as error:  # noqa: BLE001 - the thread has to go on with the next copy
-                _logger.warning("%s (and this could not be recorded: %s)", message, error)
 
 
 def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | None = None) -> None:
@@ -238,7 +235,10 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
                 fetched.pin(pinned)
             for name in _entries(there):
                 if is_row_folder(name):
-                    _fetch_rows(there, name, fetching / name)
+                    _fetch_files(there, name, fetching / name)
+                    # A part that was not copied completely is left out, as its folders are there.
+                    if name.startswith("part-") and not (fetching / name / PART_FILE).exists():
+                        shutil.rmtree(fetching / name)
                 elif name in _CHANGING:
                     there.get_file(name, str(fetching / name))
             if run.exists():  # without checkpoints: worth less than the fetched run
@@ -267,16 +267,6 @@ def _fetch_checkpoint(there: DirFileSystem, store: CheckpointStore, iteration: i
         shutil.rmtree(folder)
         return False
     return True
-
-
-def _fetch_rows(there: DirFileSystem, source: str, folder: Path) -> None:
-    """Fetch a folder of rows; a part that was not copied completely is left out, as its folders are there."""
-    _fetch_files(there, source, folder)
-    if folder.name.startswith("part-"):
-        try:
-            read_json(folder / PART_FILE)
-        except StorageError:
-            shutil.rmtree(folder)
 
 
 def _fetch_files(there: DirFileSystem, source: str, folder: Path) -> None:

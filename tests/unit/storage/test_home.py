@@ -47,7 +47,10 @@ def test_a_relative_path_begins_here_and_looking_makes_nothing(
     monkeypatch.chdir(tmp_path)
     assert named("some/where").path == tmp_path / "some" / "where"
     assert not list(tmp_path.iterdir())
-    assert named("some/where").ensure().runs.is_dir()
+    home = named("some/where").ensure()
+    assert home.runs.is_dir() and home.artifacts.is_dir()
+    assert home.mlflow_uri == f"sqlite:///{tmp_path}/some/where/mlflow.db"
+    assert Home.from_environment({}).path == Path(__file__).resolve().parents[3] / ".spotlight"
 
 
 def test_the_folder_that_one_works_in_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

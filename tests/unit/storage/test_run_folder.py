@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import shutil
 
 import pytest
 
+from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import PART_FILE
@@ -178,3 +181,16 @@ def test_a_run_that_is_taken_up_while_it_is_found_dead_goes_on(
     monkeypatch.setattr("storage.record.run_store.may_be_alive", found_dead)
     assert store.reconcile() == ([] if changed else ["r"])
     assert store.run("r").status == ("running" if changed else "interrupted")
+
+
+def test_rows_that_a_part_holds_go_with_a_later_start(store: RunStore):
+    store.create_run("going-on", RunConfig(), {}, os.getpid())
+    for run_id in ("r", "going-on"):
+        for iteration in (1, 2, 3):
+            store.commit_iteration(dataclasses.replace(record(iteration), run_id=run_id))
+        store.folder(run_id).compact(at_least=2)
+        os.utime(store.folder(run_id).path / "part-000001", (0, 0))  # long ago, as far as the disk knows
+    store.set_status("r", "finished")
+    store.sweep_ended()
+    assert list(store.folder("r").path.glob("iteration-*")) == [] and len(lives(store)) == 3
+    assert len(list(store.folder("going-on").path.glob("iteration-*"))) == 3, "its driver sweeps"

@@ -1,4 +1,4 @@
-"""Runs of a home: recorded, found, reconciled."""
+"""Runs of a home: recorded, found, reconciled, resumed; tags, notes, archive and links of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
-from storage.home import Home
 from storage.record.records import IterationRecord
 from storage.record.run_folder import RUN_FILE
-from storage.record.run_store import RunStore, bare_folders
+from storage.record.run_store import RunNotes, RunStore, bare_folders
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored
 
@@ -47,34 +45,6 @@ def test_runs_are_listed_where_the_disk_takes_no_mark(store: RunStore, monkeypat
     assert store.reconcile() == []
     monkeypatch.undo()
     assert store.reconcile() == ["gone"]
-
-
-def test_rows_that_a_part_holds_go_with_a_later_start(tmp_path: Path):
-    store = RunStore(Home(tmp_path))
-    for run_id in ("ended", "going-on"):
-        store.create_run(run_id, RunConfig(), {}, os.getpid())
-        for iteration in (1, 2, 3):
-            store.commit_iteration(iteration_record(run_id, iteration, 10.0 * iteration, samples=4))
-        store.folder(run_id).compact(at_least=2)
-        part = store.folder(run_id).path / "part-000001"
-        os.utime(part, (0, 0))  # long ago, as far as the disk knows
-    store.set_status("ended", "finished")
-    store.sweep_ended()
-    assert list(store.folder("ended").path.glob("iteration-*")) == []
-    assert len(list(store.folder("going-on").path.glob("iteration-*"))) == 3, "its driver sweeps"
-    with store.reading() as connection:
-        rows = connection.execute(
-            "SELECT run_id, count(*) FROM iterations GROUP BY ALL ORDER BY 1"
-        ).fetchall()
-    assert rows == [("ended", 3), ("going-on", 3)]
-
-
-def test_home_is_named_by_the_environment(tmp_path: Path):
-    home = Home.from_environment({"SPOTLIGHT_HOME": str(tmp_path / "a")})
-    assert home.path == tmp_path / "a"
-    assert home.ensure().artifacts.is_dir()
-    assert home.mlflow_uri == f"sqlite:///{tmp_path}/a/mlflow.db"
-    assert Home.from_environment({}).path == Path(__file__).resolve().parents[2] / ".spotlight"
 
 
 def test_an_empty_home_has_no_runs_and_reading_makes_no_file(store: RunStore):
@@ -300,3 +270,39 @@ class TestTheFolder:
             list(pool.map(work, range(4)))
         assert len(contents(store)["events"]) == 32
         assert len(store.run("r").environment) == 32
+
+
+def test_what_is_not_given_stays(store: RunStore, run_r: None):
+    assert store.notes() == {}
+    store.change_notes("r", tags=["paper", " good ", "paper", ""], note=" a word ")
+    store.change_notes("r", archived=True)
+    assert store.notes() == {"r": RunNotes(("paper", "good"), "a word", True)}
+    store.change_notes("r", tags=[], archived=False)
+    assert store.notes() == {"r": RunNotes((), "a word", False)}
+
+
+def test_the_newest_link_to_a_place_counts(store: RunStore, run_r: None):
+    store.change_notes("r", tags=["kept"], note="so $1 <b>", archived=True)
+    store.link("r", "prefect", "http://127.0.0.1:4200/v2/runs/flow-run/1")
+    store.link("r", "prefect", "http://127.0.0.1:4200/v2/runs/flow-run/2")
+    assert store.notes() == {"r": RunNotes(("kept",), "so $1 <b>", True)}
+    assert store.links("r") == {"prefect": "http://127.0.0.1:4200/v2/runs/flow-run/2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tags": ["x" * 41]}, "41 characters, at most 40"),
+        ({"tags": [str(number) for number in range(21)]}, "at most 20"),
+        ({"note": "x" * 2001}, "at most 2,000"),
+    ],
+)
+def test_what_is_too_long_is_refused(store: RunStore, run_r: None, given: dict, said: str):
+    with pytest.raises(ConfigurationError, match=said):
+        store.change_notes("r", **given)
+    assert store.notes() == {}
+
+
+def test_a_run_that_is_not_there_is_refused(store: RunStore, run_r: None):
+    with pytest.raises(RunNotFoundError, match="no run 'other'"):
+        store.change_notes("other", archived=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from storage.config.errors import dotted
+from storage.config.errors import dotted, model_of
 from storage.config.run_config import RunConfig
 from storage.config.section import LARGEST_COUNT
 
@@ -84,14 +84,12 @@ def settings_page() -> str:
     """All settings as Markdown."""
     parts = [_HEAD]
     section: str | None = None
-    model: Any
     for entry in list_settings():
         if entry.name.endswith(".options"):
             continue  # the plug-in declares them
         if entry.section != section:
-            section, model = entry.section, RunConfig
-            for part in section.split(".") if section else ():
-                model = model.model_fields[part].annotation
+            section = entry.section
+            model = model_of(RunConfig, section.split(".") if section else ())
             purpose = " ".join((model.__doc__ or "").split())
             parts.append(f"\n## {f'`{section}`' if section else 'The run'}\n\n{purpose}\n\n")
             parts.append("| setting | default | bounds | description |\n|---|---|---|---|\n")

@@ -166,22 +166,16 @@ def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[s
 def figure_name(figure: str) -> str:
     """Return a figure's name for readers, as in `score/reward_mean`, or `phase_s/train` for `train_s`."""
     if figure.endswith(_SECONDS) and not _GIVEN.search(figure):
-        name = f"phase_s/{figure.removesuffix(_SECONDS)}"
-    elif figure.startswith(_DOLLARS):
-        name = f"cost/{figure.removeprefix(_DOLLARS)}"
-    elif figure.startswith(QUALITY_FIGURE):
-        name = f"quality/{figure.removeprefix(QUALITY_FIGURE)}"
-    elif figure.startswith(_SCORES):
-        name = f"score/{figure}"
-    elif figure in _TRAINING:
-        name = f"training/{figure}"
-    elif figure in _SAMPLES:
-        name = f"samples/{figure}"
-    elif figure.startswith(IMAGE_MS):
-        name = figure
-    else:
-        name = f"exploration/{figure}"
-    return plain(name)
+        return plain(f"phase_s/{figure.removesuffix(_SECONDS)}")
+    if figure.startswith(IMAGE_MS):
+        return plain(figure)
+    for prefix, section in ((_DOLLARS, "cost"), (QUALITY_FIGURE, "quality")):
+        if figure.startswith(prefix):
+            return plain(f"{section}/{figure.removeprefix(prefix)}")
+    if figure.startswith(_SCORES):
+        return plain(f"score/{figure}")
+    section = "training" if figure in _TRAINING else "samples" if figure in _SAMPLES else "exploration"
+    return plain(f"{section}/{figure}")
 
 
 def plain(name: str) -> str:

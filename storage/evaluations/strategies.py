@@ -235,15 +235,15 @@ def _short(baseline: str, name: str, each: Mapping[str, Any]) -> str:
         return f"{name} against {baseline}: no answer yet, both need an evaluation after training."
     if each["too_short"]:
         return f"{name} against {baseline}: {each['too_short']}."
-    higher = [AMOUNTS[a].title for a, one in at_equal.items() if one["is_clear"] and one["difference"] > 0]
-    lower = [AMOUNTS[a].title for a, one in at_equal.items() if one["is_clear"] and one["difference"] < 0]
-    even = [AMOUNTS[a].title for a, one in at_equal.items() if not one["is_clear"]]
-    found = (
-        ("scores clearly higher than", higher),
-        ("scores clearly lower than", lower),
-        ("no clear difference from", even),
-    )
-    parts = [f"{words} {baseline} at equal {_listed(titles)}" for words, titles in found if titles]
+    higher, lower, even = [], [], []
+    found = {
+        "scores clearly higher than": higher, "scores clearly lower than": lower,
+        "no clear difference from": even,
+    }  # fmt: skip
+    for amount, one in at_equal.items():
+        titles = even if not one["is_clear"] else higher if one["difference"] > 0 else lower
+        titles.append(AMOUNTS[amount].title)
+    parts = [f"{words} {baseline} at equal {_listed(titles)}" for words, titles in found.items() if titles]
     return f"{name}: {'; '.join(parts)}."
 
 

@@ -115,7 +115,12 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
 
 
 def parse_json(text: str, where: str, failure: type[SpotlightError]) -> Any:
-    """Return the value of a JSON text; if it is none, a `failure` that begins with `where`."""
+    """Return the value of a JSON text.
+
+    Args:
+        where: beginning of a refusal, such as a file and a line.
+        failure: raised if the text is not JSON.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, endless brackets

@@ -227,9 +227,10 @@ class RunStore:
         note: str | None = None,
         archived: bool | None = None,
     ) -> None:
-        """Change the notes about a run, which may be written while the run is. None keeps a value.
+        """Change the notes about a run, even while it is at work. Too many or too long ones are refused.
 
-        Too many or too long ones are refused.
+        Args:
+            tags, note, archived: None keeps a value.
         """
         kept = tuple(dict.fromkeys(tag.strip() for tag in tags or () if tag.strip()))
         if too_long := [tag for tag in kept if len(tag) > LONGEST_TAG]:

@@ -102,7 +102,8 @@ def tables_of(rows: Mapping[str, Iterable[Mapping[str, Any]]], **shared: Any) ->
         if key and len({tuple(row[name] for name in key) for row in values}) < len(values):
             raise StorageError(f"{len(values)} rows of {table} have the same {', '.join(key)} more than once")
         if values:
-            found[table] = pa.Table.from_pylist(values, schema(table))
+            fields = schema(table)
+            found[table] = pa.table({name: [row[name] for row in values] for name in fields.names}, fields)
     return found
 
 

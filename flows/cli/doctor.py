@@ -22,7 +22,8 @@ from flows.output import console
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError, StorageError
 from storage.home import Home
-from storage.record.run_store import RunStore, bare_folders
+from storage.record.run_folder import bare_folders
+from storage.record.run_store import RunStore
 
 if TYPE_CHECKING:  # it imports torch
     from tasks.sizing import DeviceMemory, Spread

@@ -29,6 +29,7 @@ from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.record.results import results_so_far
+from storage.record.run_folder import bare_folders
 from storage.record.run_status import (
     LIVE,
     Activity,
@@ -36,7 +37,7 @@ from storage.record.run_status import (
     read_activity,
     shown_status,
 )
-from storage.record.run_store import RunRow, RunStore, bare_folders
+from storage.record.run_store import RunRow, RunStore
 from storage.text import file_stem, one_line, writable_file
 
 _POLL_S = 0.5

@@ -56,6 +56,8 @@ from storage.record.files import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from storage.home import Home
+
 RUN_FILE, NOTES_FILE, EVENTS_FILE = "run.json", "notes.json", "events.jsonl"
 
 COMPACTED_AT = 64
@@ -335,6 +337,24 @@ class RunFolder:
 
     def _refusals(self) -> AbstractContextManager[None]:
         return refusals(f"the run's folder {self.path}", "then resume the run")
+
+
+def bare_folders(home: Home) -> str:
+    """Return the problem with folders of runs that do not describe their run; empty if there is none."""
+    # A host that only has workers of a run holds the history that they write; a start that was killed
+    # leaves a log.
+    bare = [
+        run_id
+        for run_id in home.run_ids()
+        if not RunFolder(home.run(run_id)).exists
+        and set(os.listdir(home.run(run_id))) not in ({"history"}, {EVENTS_FILE}, {"history", EVENTS_FILE})
+    ]
+    if not bare:
+        return ""
+    return (
+        f"{home.run(bare[0])} has no {RUN_FILE} ({len(bare)} such folders in {home.runs}); copy it again "
+        "from where it is whole, or move the folder out of the home"
+    )
 
 
 def _drop_rows(path: Path) -> None:

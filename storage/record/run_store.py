@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from storage.home import Home
 from storage.record.catalogue import refresh_catalogue
 from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
-from storage.record.run_folder import COMPACTED_AT, EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
+from storage.record.run_folder import COMPACTED_AT, NOTES_FILE, RUN_FILE, RunFolder
 from storage.record.tables import evaluation_rows, iteration_rows
 
 
@@ -346,33 +345,14 @@ class RunStore:
         return self.folder(row.run_id).change(RUN_FILE, interrupted)
 
 
-def bare_folders(home: Home) -> str:
-    """Return the problem with folders of runs that do not describe their run; empty if there is none."""
-    # A host that only has workers of a run holds the history that they write; a start that was killed
-    # leaves a log.
-    bare = [
-        run_id
-        for run_id in home.run_ids()
-        if not RunFolder(home.run(run_id)).exists
-        and set(os.listdir(home.run(run_id))) not in ({"history"}, {EVENTS_FILE}, {"history", EVENTS_FILE})
-    ]
-    if not bare:
-        return ""
-    return (
-        f"{home.run(bare[0])} has no {RUN_FILE} ({len(bare)} such folders in {home.runs}); copy it again "
-        "from where it is whole, or move the folder out of the home"
-    )
-
-
 def check_resumable(row: RunRow, pid: int | None = None) -> None:
     """Refuse to resume a run that is finished or simulated, or that another process than `pid` works on."""
     refuse_simulated(row)
+    if row.status == "finished" and row.error:
+        raise ConfigurationError(f"run {row.run_id!r} ended early: {row.error}")
     if row.status == "finished":
-        early = f"run {row.run_id!r} ended early: {row.error}"
         raise ConfigurationError(
-            early
-            if row.error
-            else f"run {row.run_id!r} is finished after {row.last_iteration} iterations; for more of them: "
+            f"run {row.run_id!r} is finished after {row.last_iteration} iterations; for more of them: "
             f"`spotlight resume {row.run_id} --iterations N`"
         )
     host = socket.gethostname()

@@ -19,8 +19,8 @@ from streamlit.delta_generator import DeltaGenerator
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE, Home
 from storage.processes import python_command
+from storage.record.run_folder import bare_folders
 from storage.record.run_status import LIVE
-from storage.record.run_store import bare_folders
 from storage.text import file_stem
 from ui.data.links import Link, clone_command, load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run

@@ -19,9 +19,9 @@ from flows.cli.command_line import app
 from storage.config.run_config import RunConfig
 from storage.errors import RunNotFoundError
 from storage.home import Home
-from storage.record.run_folder import EVENTS_FILE
+from storage.record.run_folder import EVENTS_FILE, bare_folders
 from storage.record.run_status import RunLog, read_activity
-from storage.record.run_store import RunStore, bare_folders
+from storage.record.run_store import RunStore
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.record.records import IterationRecord
-from storage.record.run_folder import RUN_FILE
-from storage.record.run_store import RunNotes, RunStore, bare_folders
+from storage.record.run_folder import RUN_FILE, bare_folders
+from storage.record.run_store import RunNotes, RunStore
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored
 

@@ -60,7 +60,7 @@ def times_of(shared: Mapping[int, float] | None = None, **seconds: float) -> Wor
     values = known | seconds
     steps = {degree: ticks(value) for degree, value in ({1: values["step"]} | dict(shared or {})).items()}
     counted: dict[str, Any] = {name: ticks(value) for name, value in values.items()}
-    return WorkloadTimes(**counted, step_s=values["step"], shared=steps, shared_evaluation=steps)
+    return WorkloadTimes(**counted, shared=steps, shared_evaluation=steps)
 
 
 def small_profile(uncertainty: float = 0.0) -> Profile:

@@ -15,7 +15,7 @@ Rollouts, evaluations and drafts all go through it. Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -73,8 +73,9 @@ class Dispatcher:
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[Future[SampleChunk], Flight] = {}
         self._coming: set[Future[Any]] = set()  # calls of devices that are joining the phase
-        self._freed = False
-        self._idle: dict[str, Device] = {}  # those without work, those under notice included
+        self._devices: Sequence[Device] = ()  # as the fleet has listed them last
+        self._idle: dict[str, Device] = {}  # those of them without work
+        self._freed: list[Device] = []  # since the last look
         self._elsewhere: dict[str, _Elsewhere] = {}
         self._running = False
         # Phases of the current `run`, most important first; and those that have begun and not ended.
@@ -99,7 +100,7 @@ class Dispatcher:
             RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
                 no device is left for requests that must be done.
         """
-        self._fleet, self._coming, self._freed = fleet, set(), False
+        self._fleet, self._coming, self._devices, self._freed = fleet, set(), (), []
         self._phases = (phase,) if beside is None else (phase, beside)
         self._elsewhere, self._running = {}, True
         if other is not None:
@@ -166,8 +167,9 @@ class Dispatcher:
         self._scheduler.add(items)
         # Drafts are not all known at the start.
         known = [] if phase.kind is RequestKind.EXPLORE else list(items)
-        names, steps = names_of(item.request for item in known), known[0].steps if known else 0
-        self._history.note("generate", kind=phase.kind, requests=names, steps=steps)
+        if self._history.kept:
+            names, steps = names_of(item.request for item in known), known[0].steps if known else 0
+            self._history.note("generate", kind=phase.kind, requests=names, steps=steps)
 
     def _add_ready_workers(self) -> None:
         """Let the fleet fill free slots and add loaded devices; the calls that it waits for wake the loop."""
@@ -178,15 +180,20 @@ class Dispatcher:
 
     def _dispatch(self, other: OtherWork | None) -> None:
         """Let every free device that is not under notice pull; before that, groups may change."""
-        freed, self._freed = self._freed, False
-        if self._fleet.regroups(self.work_left, freed):
+        freed, self._freed = self._freed, []
+        if self._fleet.regroups(self.work_left, bool(freed)):
             self._add_ready_workers()
         devices = self._fleet.workers(self._phases[0].version)
-        self._idle = {device.name: device for device in devices if not self.busy(device.name)}
+        if devices is not self._devices:
+            self._devices, self._idle = devices, {}
+            busy = self._flights.keys() | self._elsewhere.keys()
+            freed = [device for device in devices if device.name not in busy]
+        self._idle |= {device.name: device for device in freed}
         for phase in self._phases:
             self._share_out(phase)
-        for name in self._idle:
-            self._fleet.enter(name, "idle")
+        for device in freed:
+            if device.name in self._idle:
+                self._fleet.enter(device.name, "idle")
         if other is not None:  # for devices that find nothing to generate
             for name, call in other.take([one for one in self._idle.values() if one.notice is None]).items():
                 until_s = self._clock() + self._other_limit_s
@@ -198,13 +205,12 @@ class Dispatcher:
 
     def _share_out(self, phase: Phase) -> None:
         """Let idle devices pull as long as requests of a phase wait."""
-        usable = [device for device in self._idle.values() if device.notice is None]
-        if not usable and self._coming and phase is self._phases[0]:
+        if self._coming and phase is self._phases[0] and all(one.notice for one in self._idle.values()):
             self._refill(phase, 1)  # one batch waits for the first device to join
-        for device in usable:
+        for device in tuple(self._idle.values()):
             if not (phase.plans or self._scheduler.waiting(phase.kind)):
                 return
-            if phase.accepts(device):
+            if device.notice is None and phase.accepts(device):
                 self._refill(phase, 1)
                 self._pull(phase, device)
 
@@ -234,9 +240,10 @@ class Dispatcher:
             for request, state in zip(lease.requests, lease.states, strict=True)
         ]
         flight = self._flights[device.name] = Flight(phase, device, lease, self._clock())
-        facts = {"worker": device.name, "step": lease.step, "until": lease.steps}
-        names = names_of(lease.requests)
-        self._history.note("lease", lease=lease.number, kind=lease.kind, **facts, requests=names)
+        if self._history.kept:
+            facts = {"worker": device.name, "step": lease.step, "until": lease.steps}
+            names = names_of(lease.requests)
+            self._history.note("lease", lease=lease.number, kind=lease.kind, **facts, requests=names)
         steps = self._chunk(flight)
         call = device.actor.call(Worker.begin_samples, phase.version, lease.number, work, steps)
         self._start(flight, call)
@@ -302,7 +309,8 @@ class Dispatcher:
         """Return the device whose other work ended with this call, which frees it; None if there is none."""
         for name, one in self._elsewhere.items():
             if one.call is call:
-                return self._elsewhere.pop(name).device
+                self._freed.append(self._elsewhere.pop(name).device)
+                return self._freed[-1]
         return None
 
     def _settle_chunk(self, flight: Flight, call: Future[SampleChunk]) -> None:
@@ -400,8 +408,9 @@ class Dispatcher:
 
     def _end(self, flight: Flight) -> None:
         """Detach a device from a lease; calls that still end are late."""
-        flight.over = self._freed = True
+        flight.over = True
         del self._flights[flight.device.name]
+        self._freed.append(flight.device)
 
     def _drop(self, phases: Iterable[Phase]) -> None:
         """Drop phases that are over, with what devices still do for them and what waits."""

@@ -109,7 +109,10 @@ class GeneratingFleet(Protocol):
     """The devices of a phase."""
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """Return the devices that hold these weights now, including those under notice."""
+        """Return the devices that hold these weights now, including those under notice.
+
+        The loop looks at all of them again whenever this is another list than before.
+        """
         ...
 
     def add_ready_workers(self) -> list[Future[Any]]:

@@ -208,6 +208,7 @@ class GroupedFleet:
         rendezvous: store at which members meet and are called off.
         registry: groups of the run, no two of which have the same number.
         lease_s: seconds without an answer after which a device counts as hung.
+        new_group: makes a group.
     """
 
     def __init__(
@@ -219,7 +220,9 @@ class GroupedFleet:
         registry: GroupRegistry,
         instance_of: Callable[[Device], str],
         lease_s: float,
+        new_group: Callable[..., GeneratingGroup] = GeneratingGroup,
     ) -> None:
+        self._new_group = new_group
         self._fleet = fleet
         self._version = version
         self._step_s = step_s
@@ -372,7 +375,7 @@ class GroupedFleet:
         return plan_layout(places, self._step_s, standing)
 
     def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
-        group = self._groups[place] = GeneratingGroup(place, devices, self._call_off)
+        group = self._groups[place] = self._new_group(place, devices, self._call_off)
         self._members |= {device.name: device for device in devices}
         # A member may have two chunks to do first; the driver gives up earlier than the members.
         limit_s = 2 * self._lease_s

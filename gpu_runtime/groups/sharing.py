@@ -137,8 +137,9 @@ class MeasuredFleet(GroupedFleet):
         instance_of: Callable[[Device], str],
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
+        new_group: Callable[..., GeneratingGroup] = GeneratingGroup,
     ) -> None:
-        super().__init__(fleet, version, {}, rendezvous, registry, instance_of, lease_s)
+        super().__init__(fleet, version, {}, rendezvous, registry, instance_of, lease_s, new_group)
         self._step_times = step_times
         self._degrees = tuple(degrees)
         self._clock = clock

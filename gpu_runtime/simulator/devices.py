@@ -1,52 +1,220 @@
-"""The devices of a simulated run, alone or in groups that share samples, and their leases. Pure."""
+"""The devices of a simulated run, and their workers: durations, whose calls end at a time of the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
+from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.groups.grouped_fleet import GeneratingGroup
 from gpu_runtime.scheduling.group_layout import WorkerGroup
-from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
-from gpu_runtime.scheduling.requests import Lease, WeightsVersion
-from gpu_runtime.simulator.virtual_time import Event
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.simulator.phase_work import PhaseWork
+from gpu_runtime.simulator.profile import WorkloadTimes
+from gpu_runtime.simulator.virtual_time import Event, EventLoop
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.record.records import Market
+
+NOTICE = Notice("trace", None, 0.0, "its instance leaves")
+"""The preemption notice of all devices that are under one."""
+
+_ONE_KIND: frozenset[Market] = frozenset({"reserved"})
 
 
 class BatchTimes(NamedTuple):
-    """The speed of a batch.
-
-    Attributes:
-        step: ticks of a denoising step.
-        decode: ticks of decoding.
-        chunk: denoising steps between commits.
-    """
+    """The speed of a batch, in ticks of a denoising step and of decoding."""
 
     step: int
     decode: int
-    chunk: int
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A lease under way on a device.
+class VirtualCall(Future[SampleChunk]):
+    """A call for denoising steps of a batch.
 
     Attributes:
-        since: tick at which it was granted.
-        end: event at which the batch is finished, or handed back at a notice or for another group.
-        step: ticks of a denoising step.
-        chunk: denoising steps between commits.
-        halted: tick at which its instance was lost; None while it works.
-        until: denoising step at which it is handed back; None if it will be delivered.
+        begun, until: steps done before and after it.
+        since: tick at which the worker begins with it.
+        end: event of its answer.
     """
 
-    lease: Lease[int]
-    since: int
-    end: Event
+    def __init__(self, begun: int, until: int, since: int, end: Event) -> None:
+        super().__init__()
+        self.begun, self.until, self.since, self.end = begun, until, since, end
+
+
+class _Made(NamedTuple):
+    """A batch as far as a worker has done it."""
+
+    request: int
     step: int
-    chunk: int
-    halted: int | None = None
-    until: int | None = None
+
+
+class PhaseUnderWay(ABC):
+    """The current phase, as its devices and their fleet see it: it answers the calls to the workers."""
+
+    def __init__(
+        self, loop: EventLoop, times: WorkloadTimes, work: PhaseWork, scheduler: PullScheduler[Any]
+    ) -> None:
+        self._loop, self._times, self._work, self._scheduler = loop, times, work, scheduler
+        self._batch_times: dict[tuple[frozenset[Market], int], BatchTimes] = {}
+
+    @abstractmethod
+    def take_in(self, device: SimulatedDevice) -> None:
+        """Give a device that has joined its first work."""
+
+    @abstractmethod
+    def warn(self, device: SimulatedDevice) -> None:
+        """Give the device nothing more: its instance has a preemption notice."""
+
+    @abstractmethod
+    def halt(self, device: SimulatedDevice) -> None:
+        """Halt a device whose instance was lost; the run does not know yet."""
+
+    @abstractmethod
+    def awaits(self, device: SimulatedDevice) -> bool:
+        """Return True if a call to a device is under way, whose failure tells the run of its loss."""
+
+    @abstractmethod
+    def fail_calls(self, device: SimulatedDevice) -> None:
+        """Let the calls to a lost device fail."""
+
+    @abstractmethod
+    def _learn(self, worker: VirtualWorker) -> None:
+        """Let calls fail whose device was lost while it had none."""
+
+    def ask(self, worker: VirtualWorker, method: str, args: Sequence[Any]) -> Future[Any]:
+        """Start a call.
+
+        Args:
+            worker: worker that is called, of a device or of a group.
+            method: name of the method.
+            args: its arguments.
+        """
+        if method == "leave_group":
+            return Future()  # the fleet does not wait for it
+        if method == "begin_samples":
+            worker.batch = args[2][0]
+            commit = self._scheduler.committed(worker.batch)
+            assert commit is not None, "it was just leased"
+            worker.step = commit.step
+        times = self._times_of(worker)
+        since = worker.calls[-1].end.at if worker.calls else self._loop.now
+        begun = worker.step
+        worker.step += args[-1]
+        takes = args[-1] * times.step + (times.decode if worker.step == self._work.steps else 0)
+        end = self._loop.at(since + takes, partial(self._answer, worker))
+        if worker.halted:
+            end.cancel()
+            self._learn(worker)
+        worker.calls.append(call := VirtualCall(begun, worker.step, since, end))
+        return call
+
+    def _answer(self, worker: VirtualWorker) -> None:
+        """Let a worker answer its oldest call."""
+        call = worker.calls.popleft()
+        made: Any = (_Made(worker.batch, call.until),)
+        notice = next((NOTICE for device in worker.members if device.noticed), None)
+        if call.until == self._work.steps:
+            call.set_result(SampleChunk(samples=made, notice=notice))
+        else:
+            call.set_result(SampleChunk(made if call.until > call.begun else (), notice=notice))
+
+    def _stop(self, worker: VirtualWorker) -> None:
+        """Let a worker answer after its current denoising step, and do none of the later ones."""
+        if not worker.calls or worker.halted:
+            return
+        step, first = self._times_of(worker).step, worker.calls[0]
+        reached = min(first.until, first.begun - (first.since - self._loop.now) // step)
+        at = first.since + (reached - first.begun) * step
+        for call in worker.calls:
+            if reached < self._work.steps:
+                call.end.cancel()
+                call.begun, call.until = min(call.begun, reached), reached
+                call.end = self._loop.at(at, partial(self._answer, worker))
+
+    def _times_of(self, worker: VirtualWorker) -> BatchTimes:
+        """Return how fast a worker does a batch: as fast as the slowest kind of its devices."""
+        degree, kinds = len(worker.members), _ONE_KIND
+        if self._times.spot is not None:
+            kinds = frozenset[Market](device.market for device in worker.members)
+        found = self._batch_times.get((kinds, degree))
+        if found is None:
+            known = [self._times.of(market) for market in kinds]
+            slowest = max(known, key=lambda times: times.step_of(self._work.kind, degree))
+            found = BatchTimes(slowest.step_of(self._work.kind, degree), slowest.decode)
+            self._batch_times[kinds, degree] = found
+        return found
+
+
+class VirtualWorker(RemoteActor[Worker]):
+    """The worker of one device.
+
+    Attributes:
+        phase: the phase that it works for.
+        members: devices that compute for it.
+        calls: calls for denoising steps that it has not answered, the oldest first.
+        batch, step: batch of the last call, and its denoising step after it.
+    """
+
+    phase: PhaseUnderWay
+    members: tuple[SimulatedDevice, ...] = ()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: deque[VirtualCall] = deque()
+        self.batch = self.step = 0
+
+    @property
+    def halted(self) -> bool:
+        """True if the instance of a member is lost."""
+        return any(device.known_gone is not None for device in self.members)
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `RemoteActor`."""
+        return self.phase.ask(self, method.__name__, args)
+
+    def kill(self) -> None:
+        """See `RemoteActor`; no worker hangs."""
+
+
+class VirtualGroup(GeneratingGroup, VirtualWorker):
+    """Devices that share each batch: a call is one of all members, as they take the same time for it."""
+
+    def __init__(
+        self,
+        phase: PhaseUnderWay,
+        place: WorkerGroup,
+        devices: Sequence[Device],
+        call_off: Callable[[WorkerGroup], None],
+    ) -> None:
+        super().__init__(place, devices, call_off)
+        self.phase = phase
+        self.members = tuple(simulated(device) for device in devices)
+        self.joined: Future[None] = Future()
+        """Ends once its members have met, or will not."""
+        self.meeting: Event | None = None
+        """Event at which they will have met; None before all of them are free."""
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `GeneratingGroup`."""
+        return VirtualWorker.call(self, method, *args)
+
+    def ask(self, start: Callable[[Device], Future[Any]], limit_s: float | None = None) -> Future[Any]:
+        """See `GeneratingGroup`; members are asked for nothing else than to join."""
+        return self.phase.ask(self, "join_group", ())
+
+    @property
+    def open_calls(self) -> dict[Future[Any], str]:
+        """See `GeneratingGroup`."""
+        return dict.fromkeys(self.calls, self.name)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,11 +227,13 @@ class SimulatedDevice:
         joined: True once it is part of the fleet; its loading is then on the bill.
         known_gone: tick at which the run can know that its instance is lost; None while the instance exists.
         holds: version of its weights.
-        coming: event at which it will hold the phase's weights.
+        coming: tick at which it holds the phase's weights, or is known to be lost; None if it does neither.
         free_at: tick until which it is busy with a call whose result is not used.
-        flight: lease that it works on, alone or with others.
         place: its slot among those of its market.
         instance: name of its instance.
+        device: the device as the dispatcher sees it.
+        own: its worker.
+        worker: the same, or the group whose calls it executes.
     """
 
     name: str
@@ -74,22 +244,24 @@ class SimulatedDevice:
     joined: bool = False
     known_gone: int | None = None
     holds: WeightsVersion | None = None
-    coming: Event | None = None
+    coming: int | None = None
     noticed: bool = False
     free_at: int = 0
-    flight: Flight | None = None
     place: int = 0
     instance: str = ""
+    device: Device = field(init=False)
+    own: VirtualWorker = field(init=False)
+    worker: VirtualWorker = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = self.worker = VirtualWorker(self.name)
+        self.own.members = (self,)
+        self.device = Device(self.own, self.market)
 
     @property
     def serves(self) -> bool:
         """True if it has joined and stays, as far as the run can know."""
         return self.joined and self.known_gone is None and not self.noticed
-
-    @property
-    def members(self) -> tuple[SimulatedDevice, ...]:
-        """The device alone, since it works alone."""
-        return (self,)
 
     def state(self, version: WeightsVersion, now: int) -> Hashable:
         """Return all of it that a phase with a version of the weights depends on; times count from now."""
@@ -101,50 +273,7 @@ class SimulatedDevice:
         )  # fmt: skip
 
 
-class SimulatedGroup:
-    """A group of one epoch, with one or several devices, the leader first, which pull as one."""
-
-    def __init__(self, place: WorkerGroup, members: Sequence[SimulatedDevice]) -> None:
-        self.place = place
-        self.members = tuple(members)
-        self.name = MEMBERS_JOINED_BY.join(place.members)
-        self.forming: Event | None = None
-        """Event at which it will be formed; None while it waits for a member, and once it is formed."""
-        self.formed = False
-        self.over = False
-        """True if it gets no further lease: other groups are planned, or it is broken."""
-        self.timed = False
-        """True if one of its chunks has been timed."""
-        self.chunk_ends: Event | None = None
-        """Event at which a chunk is timed, where measured times choose degrees."""
-        self._flight: Flight | None = None
-
-    @property
-    def flight(self) -> Flight | None:
-        """The lease that its members work on."""
-        return self._flight
-
-    @flight.setter
-    def flight(self, flight: Flight | None) -> None:
-        self._flight = flight
-        for device in self.members:
-            device.flight = flight
-
-    @property
-    def noticed(self) -> bool:
-        """True if a member is under a preemption notice."""
-        return any(device.noticed for device in self.members)
-
-    @property
-    def serves(self) -> bool:
-        """True if it gets further leases."""
-        return self.formed and not self.over
-
-    @property
-    def trains(self) -> bool:
-        """True if a trainer is in it."""
-        return any(device.trains for device in self.members)
-
-
-Holder = SimulatedDevice | SimulatedGroup
-"""One that pulls batches."""
+def simulated(device: Device) -> SimulatedDevice:
+    """Return the simulated device that the dispatcher sees as this one."""
+    assert isinstance(device.actor, VirtualWorker), "all workers are virtual"
+    return device.actor.members[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
-from gpu_runtime.simulator.devices import SimulatedDevice
+from gpu_runtime.simulator.devices import PhaseUnderWay, SimulatedDevice
 from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, ServingLoad
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
@@ -93,26 +92,6 @@ class FleetPlan:
         return replace(self, reserved_prices=reserved, spot_prices=spot)
 
 
-class PhaseUnderWay(ABC):
-    """The current phase, which the fleet tells about its devices."""
-
-    @abstractmethod
-    def take_in(self, device: SimulatedDevice) -> None:
-        """Give a device that has joined its first work."""
-
-    @abstractmethod
-    def on_notice(self, device: SimulatedDevice) -> None:
-        """Give the device nothing more: its instance has a preemption notice."""
-
-    @abstractmethod
-    def on_gone(self, device: SimulatedDevice) -> None:
-        """Halt a device whose instance was lost; the run does not know yet."""
-
-    @abstractmethod
-    def on_lost(self, device: SimulatedDevice) -> None:
-        """Lease a lost device's work again, as the run now knows."""
-
-
 class SimulatedFleet:
     """Devices and their states on the timeline, booked as the fleet of a live run books them.
 
@@ -151,6 +130,8 @@ class SimulatedFleet:
             "reserved": start,
             "spot": start if spot_start is None else spot_start,
         }
+        self.disturbed_at: int | None = None
+        """Tick of the trace's next event; None after the last one."""
         self._replay = replay
         self._loss = loss
         self._devices: dict[str, SimulatedDevice] = {}
@@ -187,6 +168,10 @@ class SimulatedFleet:
     def trainers(self) -> list[SimulatedDevice]:
         """The devices that train."""
         return [device for device in self if device.trains]
+
+    def named(self, name: str) -> SimulatedDevice:
+        """Return a device by its name."""
+        return self._devices[name]
 
     def enter(self, device: SimulatedDevice, state: DeviceState, at: int | None = None) -> None:
         """Book a device's state from now on, or from a later moment."""
@@ -271,8 +256,9 @@ class SimulatedFleet:
     def _await_trace(self) -> None:
         """Schedule the trace's next event on the clock."""
         next_s = None if self._replay is None else self._replay.next_s
-        if next_s is not None:
-            self._loop.at(max(self._loop.now, ticks(next_s)), partial(self._follow_trace, next_s))
+        self.disturbed_at = None if next_s is None else max(self._loop.now, ticks(next_s))
+        if next_s is not None and self.disturbed_at is not None:
+            self._loop.at(self.disturbed_at, partial(self._follow_trace, next_s))
 
     def _follow_trace(self, at_s: float) -> None:
         assert self._replay is not None
@@ -296,7 +282,7 @@ class SimulatedFleet:
             self._note("notice", device)
             self.changes += 1
             if self.phase is not None:
-                self.phase.on_notice(device)
+                self.phase.warn(device)
             self._fill()
         else:
             del self._on[step.instance]
@@ -322,19 +308,20 @@ class SimulatedFleet:
         if device.loading is not None:
             device.loading.cancel()
         if self.phase is not None and device.joined:
-            self.phase.on_gone(device)
-        self._loop.at(device.known_gone, partial(self._on_known, device))
+            self.phase.halt(device)
+        self._loop.at(device.known_gone, partial(self.learn, device))
 
-    def _on_known(self, device: SimulatedDevice) -> None:
+    def learn(self, device: SimulatedDevice) -> None:
+        """Let the run know that a device is lost, if it waits for its answer."""
         self.changes += 1
         if device.loading is not None:
             # It died while loading, which is on the bill all the same.
             self._start_paying(device)
             self._remove(device)
-        elif self.phase is not None and (device.flight is not None or device.coming is not None):
+        elif self.phase is not None and self.phase.awaits(device):
             # First, so that the phase's other devices see the fleet without it.
             self._leave(device)
-            self.phase.on_lost(device)
+            self.phase.fail_calls(device)
             self._remove(device)
 
     def _note(self, kind: DeviceEventKind, device: SimulatedDevice) -> None:

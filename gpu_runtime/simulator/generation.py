@@ -1,31 +1,34 @@
-"""A generation phase under the virtual clock: the scheduler of live runs with simulated devices. Pure.
+"""A generation phase under the virtual clock: the dispatcher of live runs with simulated devices. Pure.
 
-A request of the scheduler is a whole batch here: samples of a batch are leased, committed and delivered
-together in a live run too. No events are scheduled between the beginning and the end of a lease: chunks of
-denoising steps all take equally long, so the commits that a loss or a notice finds follow from the time.
+The phase stands for what surrounds a live run's dispatcher: its requests, its fleet, and the workers, whose
+calls end when their denoising steps would be done. A request is a whole batch here: samples of a batch are
+leased, committed and delivered together in a live run, too.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.phase import Delivery, Flight
 from gpu_runtime.exploration.window import DraftGate
-from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
-from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
-from gpu_runtime.simulator.devices import BatchTimes, Flight, Holder, SimulatedDevice
-from gpu_runtime.simulator.fleet import PhaseUnderWay, SimulatedFleet
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion, WorkItem, WorkLeft
+from gpu_runtime.simulator.devices import NOTICE, PhaseUnderWay, SimulatedDevice, VirtualWorker, simulated
+from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
-from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop
-from storage.errors import SchedulingError
-from storage.record.records import DeviceState, Market
-
-_ONE_KIND: frozenset[Market] = frozenset({"reserved"})
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop, VirtualCalls, ticks
+from gpu_runtime.spot.notices.notice import Notice
+from storage.config.runtime import RuntimeConfig
+from storage.errors import WorkerLostError
+from storage.record.records import DeviceState
 
 
 class PhaseSetup(NamedTuple):
@@ -42,39 +45,71 @@ class PhaseSetup(NamedTuple):
     times: WorkloadTimes
     grouping: Grouping
     work: PhaseWork
-    scheduler: PullScheduler[int]
+    runtime: RuntimeConfig
+    scheduler: PullScheduler[Any]
     gate: DraftGate | None
     first: int
 
 
+class _MergingDispatcher(Dispatcher):
+    """The dispatcher of live runs, which asks for several chunks of a lease in one call.
+
+    A call ends before anything can happen to its device, so a lost lease continues from the same commit.
+    """
+
+    def __init__(self, phase: GenerationPhase, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._phase = phase
+
+    def _chunk(self, flight: Flight) -> int:
+        chunk, begun = super()._chunk(flight), flight.step
+        steps = self._phase.undisturbed(flight.device, chunk, flight.lease.steps - begun + chunk)
+        flight.step = begun - chunk + steps
+        return steps
+
+
 class GenerationPhase(PhaseUnderWay):
-    """Devices take a phase's weights, pull and deliver batches; others join; lost ones resume elsewhere."""
+    """Devices take a phase's weights, pull and deliver batches; others join; lost ones resume elsewhere.
+
+    It is the dispatcher's `Phase` and its `GeneratingFleet` of devices that work alone.
+    """
+
+    calls: Collection[Future[Any]] = ()
+    plans = False
+    forming = False
 
     def __init__(self, setup: PhaseSetup) -> None:
         self.outcome = PhaseOutcome()
         self.entered: list[tuple[SimulatedDevice, DeviceState, int]] = []
         """Each state that a device entered, and when in ticks."""
-        self._loop, self._fleet, self._times = setup.loop, setup.fleet, setup.times
-        self._grouping, self._gate, self._scheduler = setup.grouping, setup.gate, setup.scheduler
-        self._work = work = setup.work
-        self._pushed = setup.scheduler if isinstance(setup.scheduler, PushDispatch) else None
-        self._first = self._next = setup.first
-        self._last = setup.first + work.batches
-        self._away = work.beside_training  # True while the trainers are away
-        self._turns: list[Event] = []  # switches of the trainers between training and rolling out
-        self._began = self._loop.now
+        super().__init__(setup.loop, setup.times, setup.work, setup.scheduler)
+        self._fleet, self._grouping, self._gate, work = setup.fleet, setup.grouping, setup.gate, setup.work
+        self.kind, self.version = work.kind, work.version
         self._drafts = work.kind is RequestKind.EXPLORE
-        self._state: DeviceState = "explore" if self._drafts else "rollout"
-        self._batch_times: dict[tuple[frozenset[Market], int], BatchTimes] = {}
-        # Those that may still pull. Ordered: removed from the front and from the middle in constant time.
-        self._idle: OrderedDict[str, Holder] = OrderedDict()
-        # A device that the gate refuses once is refused for the rest of the window, which only gets shorter,
-        # so it need not be asked again whenever a batch comes back.
-        self._closed: set[str] = set()
+        self.must_end = not self._drafts
+        self._pushed = setup.scheduler if isinstance(setup.scheduler, PushDispatch) else None
+        self._first = setup.first
+        self._away = work.beside_training  # True while the trainers are away
+        self._events: list[Event] = []  # of trainers that turn, and of devices that come
+        self._began = self._loop.now
+        self._states: dict[str, DeviceState] = {}
+        self._there: dict[str, Device] = {}  # those that hold the weights and are not refused
+        self._listed: list[Device] | None = None
+        self._due: dict[int, list[SimulatedDevice]] = {}  # devices on their way, by `coming`
+        self._newcomer: Future[None] | None = None
         self._left: set[str] = set()  # trainers that the live window has released
-        self._busy = 0
         self._scorers_free = self._loop.now
         self._loaded_by = 0
+        self._redone = self._scheduler.counters.redone_steps
+        self._ended = VirtualCalls(self._loop, work.deadline)
+        ended: Any = self._ended
+        self._dispatcher = _MergingDispatcher(
+            self, setup.runtime, 1, self._clock, None, self._scheduler, ended
+        )
+
+    def _clock(self) -> float:
+        """Return the seconds since the beginning, the same at any time of a run."""
+        return (self._loop.now - self._began) / TICKS_PER_S
 
     def run(self) -> PhaseOutcome:
         """Simulate the phase and return its outcome.
@@ -84,92 +119,208 @@ class GenerationPhase(PhaseUnderWay):
         """
         work = self._work
         self._fleet.phase = self
-        gone = [device for device in self._fleet if device.joined and device.known_gone is not None]
-        for device in gone:
-            self._call_in_vain(device)
-        # All wait until each device that the run counts on holds the weights, or is known to be lost.
-        self._loaded_by = max((device.known_gone or 0 for device in gone if device.coming), default=0)
-        if self._pushed is not None:
-            self._ask_for(work.batches)
+        for device in self._fleet:
+            waits = device.joined and device.holds != work.version and not self._is_away(device)
+            if waits and device.known_gone is not None:
+                # The run does not know of the loss: all wait until the call for its weights fails.
+                self.enter(device.name, "load")
+                device.coming = device.known_gone
+                self._loaded_by = max(self._loaded_by, device.coming)
         for device in list(self._fleet):
             self.take_in(device)
         self._loaded_by = 0
         if work.trainers_join is not None:
-            self._turns.append(self._loop.at(work.trainers_join, self._let_trainers_join))
+            self._events.append(self._loop.at(work.trainers_join, self._let_trainers_join))
         if work.trainers_leave is not None:
-            self._turns.append(self._loop.at(work.trainers_leave, self._let_trainers_leave))
-        finished = self._loop.run_until(self._is_over, work.deadline)
-        if not finished and work.deadline is None:
-            raise SchedulingError(
-                f"{work.batches - self.outcome.delivered} batches are left, but no device; let one stay"
-            )
+            self._events.append(self._loop.at(work.trainers_leave, self._let_trainers_leave))
+        self._generate()
         self._end()
         return self.outcome
 
-    def on_notice(self, device: SimulatedDevice) -> None:
+    def _generate(self) -> None:
+        self._dispatcher.run(self, self)
+
+    # The dispatcher's `Phase`.
+
+    @property
+    def over(self) -> bool:
+        """True once all is delivered, or at the deadline."""
+        return self.outcome.delivered == self._work.batches or self._ended.closed
+
+    @property
+    def awaits_devices(self) -> bool:
+        """True if any device may come; drafts are not begun for those that are only available later."""
+        return (
+            self.must_end
+            or self._fleet.any_loading
+            or any(device.coming is not None for device in self._fleet)
+        )
+
+    def begin(self, wake: Callable[[], None]) -> list[WorkItem[Any]]:
+        """Return all batches."""
+        work, numbers = self._work, range(self._first, self._first + self._work.batches)
+        return [WorkItem(number, work.kind, work.steps, work.version) for number in numbers]
+
+    def more(self) -> list[WorkItem[Any]]:
+        """See `Phase`; no batches are added."""
+        return []
+
+    def accepts(self, device: Device) -> bool:
+        """Return False for a trainer that is away, or leaves by the live window."""
+        one = simulated(device)
+        if self._is_away(one):
+            return False
+        device.retiring = False  # a trainer that was called back
+        return not self._leaves(one)
+
+    def may_pull(self, device: Device, following: WorkItem[Any]) -> bool:
+        """Return True if a batch may begin before the deadline, by the gate if there is one."""
+        if self._work.deadline is not None and self._loop.now >= self._work.deadline:
+            return False
+        elapsed = self._loop.now - self._began
+        if self._gate is None or self._gate.may_begin(device.name, elapsed, float(self._work.size)):
+            return True
+        # It is refused for the rest of the window, which only gets shorter.
+        self._remove(device.name)
+        return False
+
+    def deliver(self, delivery: Delivery) -> tuple[()]:
+        """Queue a batch's images for the scorers; drafts not judged by the deadline do not count."""
+        work, lease, now = self._work, delivery.lease, self._loop.now
+        (made,) = delivery.images
+        number: Any = made.request
+        self.outcome.delivered += 1
+        self.outcome.lease += ticks(delivery.lease_s)
+        self.outcome.share += (lease.steps - lease.step) / lease.steps
+        is_last = number == self._first + work.batches - 1
+        images = work.images - (work.batches - 1) * work.size if is_last else work.size
+        self._scorers_free = max(now, self._scorers_free) + images * self._times.score
+        if work.kind is RequestKind.ROLLOUT:
+            self.outcome.judged_at[number - self._first] = self._scorers_free - self._began
+        if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
+            self.outcome.judged += images
+        return ()
+
+    def settle(self, call: Future[Any]) -> None:
+        """See `Phase`; never called, as this phase has no calls."""
+
+    # The dispatcher's `GeneratingFleet`.
+
+    def workers(self, version: WeightsVersion) -> list[Device]:
+        """See `GeneratingFleet`; the same list until a device comes or goes."""
+        if self._listed is None:
+            self._listed = list(self._there.values())
+        return self._listed
+
+    def add_ready_workers(self) -> list[Future[Any]]:
+        """Return a call that ends when a device has come."""
+        if self._newcomer is None:
+            self._newcomer = Future()
+        return [self._newcomer]
+
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
+        """See `GeneratingFleet`; each device works alone."""
+        return False
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """See `GeneratingFleet`."""
+        if self._states.get(worker) != state:
+            self._states[worker] = state
+            device = self._fleet.named(worker)
+            self._fleet.enter(device, state)
+            self.entered.append((device, state, self._loop.now))
+
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
+        """See `GeneratingFleet`."""
+        device.notice = notice
+
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
+        """See `GeneratingFleet`; the fleet knows already."""
+        lost = simulated(device)
+        redone = self._scheduler.counters.redone_steps - self._redone
+        self._redone += redone
+        self.outcome.redone += redone
+        self.outcome.redone_time += redone * self._times_of(lost.worker).step * len(lost.worker.members)
+        self._ask_trainers_again()
+
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
+        """See `GeneratingFleet`; no worker hangs."""
+
+    # What happens to devices.
+
+    def undisturbed(self, device: Device, chunk: int, left: int) -> int:
+        """Return the denoising steps of a device's next call: of chunks that end before any disturbance.
+
+        Args:
+            device: device, or group, that has a lease.
+            chunk: steps of a chunk.
+            left: steps left of the lease.
+        """
+        worker, work = simulated(device).worker, self._work
+        if work.window is not None and work.train_s is not None:  # which looks at the commits of all devices
+            return chunk
+        moments = [at for at in (self._fleet.disturbed_at, work.deadline) if at is not None]
+        if not moments:
+            return left
+        times = self._times_of(worker)
+        calm = min(moments) - (worker.calls[-1].end.at if worker.calls else self._loop.now)
+        if left * times.step + times.decode <= calm:
+            return left
+        return max(chunk, min(calm // times.step, left - 1) // chunk * chunk)
+
+    def warn(self, device: SimulatedDevice) -> None:
         """Stop a device at the end of its current denoising step."""
-        self._stop(device)
+        if device.worker.calls:
+            self._stop(device.worker)
+        else:
+            device.device.notice = NOTICE
         self._forget(device)
 
     def _forget(self, device: SimulatedDevice) -> None:
         """Account for a device that begins nothing any more."""
         if self._pushed is not None:
             self._pushed.on_notice(device.name)
-            self._wake()
+            self._ended.put(None)
         self._ask_trainers_again()
 
-    def _stop(self, holder: Holder) -> None:
-        self._idle.pop(holder.name, None)
-        flight = holder.flight
-        if flight is not None:
-            self._hand_back_after(holder, flight, -(-(self._loop.now - flight.since) // flight.step))
-
-    def _hand_back_after(self, holder: Holder, flight: Flight, steps: int) -> None:
-        """End a lease after so many of its denoising steps; one that has no more than these is delivered."""
-        reached = flight.lease.step + steps
-        if reached < flight.lease.steps:
-            flight.end.cancel()
-            flight.until = reached
-            at = flight.since + steps * flight.step
-            flight.end = self._loop.at(at, partial(self._hand_back, holder, flight, reached))
-
-    def on_gone(self, device: SimulatedDevice) -> None:
+    def halt(self, device: SimulatedDevice) -> None:
         """Halt a device, which keeps its lease until the run knows that it is lost."""
-        self._idle.pop(device.name, None)
+        for call in device.worker.calls:
+            if call.end.at > self._loop.now:
+                call.end.cancel()
         if device.coming is not None:
-            device.coming.cancel()
-        if device.flight is not None:
-            device.flight.end.cancel()
-            device.flight.halted = self._loop.now
-        if device.flight is None and device.coming is None:  # no call fails that would tell
+            device.coming = device.known_gone
+        elif not device.worker.calls:  # no call fails that would tell
+            self._remove(device.name)
             self._forget(device)
 
-    def on_lost(self, device: SimulatedDevice) -> None:
-        """Take back the batch of a lost device; it continues elsewhere from the last commit."""
-        self._busy -= 1
-        flight = device.flight
-        if flight is not None:
-            self._take_back(device, flight)
-        elif self._pushed is not None:
-            self._pushed.on_worker_lost(device.name)
-            self._wake()
-        self._ask_trainers_again()
+    def awaits(self, device: SimulatedDevice) -> bool:
+        """Return True if a call to a device's worker is under way."""
+        return device.coming is not None or bool(device.worker.calls)
 
-    def _take_back(self, holder: Holder, flight: Flight) -> None:
-        holder.flight = None
-        lease, now = flight.lease, self._loop.now
-        assert flight.halted is not None, "a device is gone before it is lost"
-        done = (flight.halted - flight.since) // flight.step
-        # The last chunk ends with the images, so it is delivered, not committed.
-        chunks = min(done // flight.chunk, (lease.steps - lease.step - 1) // flight.chunk)
-        committed = lease.step + chunks * flight.chunk
-        if committed > lease.step:
-            self._scheduler.commit(lease, dict.fromkeys(lease.requests, (committed, None)), now)
-        begun = min(lease.steps, committed + flight.chunk)
-        self._scheduler.on_worker_lost(holder.name, dict.fromkeys(lease.requests, begun))
-        self.outcome.redone += begun - committed
-        self.outcome.redone_time += (begun - committed) * flight.step * len(holder.members)
-        self._wake()
+    def _learn(self, worker: VirtualWorker) -> None:
+        """Let calls fail whose device was lost while it had none."""
+        for device in worker.members:
+            if device.known_gone is not None and device.known_gone <= self._loop.now:
+                self._loop.at(self._loop.now, partial(self._fleet.learn, device))
+
+    def fail_calls(self, device: SimulatedDevice) -> None:
+        """Let the calls of a lost device fail."""
+        self._remove(device.name)
+        if device.coming is not None:
+            device.coming = None
+            if self._pushed is not None:
+                self._pushed.on_worker_lost(device.name)
+            self._ended.put(None)
+            self._ask_trainers_again()
+        for call in device.worker.calls:
+            call.set_exception(WorkerLostError(f"{device.name} is gone"))
+        device.worker.calls.clear()
+
+    def _remove(self, name: str) -> None:
+        """Give a device nothing more in this phase."""
+        if self._there.pop(name, None) is not None:
+            self._listed = None
 
     def take_in(self, device: SimulatedDevice) -> None:
         """Let a device that has loaded its model take the phase's weights and pull."""
@@ -177,151 +328,47 @@ class GenerationPhase(PhaseUnderWay):
             return
         now, behind = self._loop.now, device.holds != self._work.version
         if not behind and device.free_at <= now:
-            self._on_ready(device)
+            self._ready([device])
             return
-        self._enter(device, "load" if behind else "idle")
+        self.enter(device.name, "load" if behind else "idle")
         ready = max(now, device.free_at) + (self._times.of(device.market).weights if behind else 0)
-        ready = max(ready, self._loaded_by)
-        self._busy += 1
-        device.coming = self._loop.at(ready, partial(self._ready, device))
+        self._await(device, max(ready, self._loaded_by))
 
-    def _call_in_vain(self, device: SimulatedDevice) -> None:
-        """Let a lost device be asked to load the weights, as the run does not know of the loss yet."""
-        if device.holds == self._work.version or self._is_away(device):
-            return
-        assert device.known_gone is not None, "it is gone"
-        self._enter(device, "load")
-        self._busy += 1
-        device.coming = Event(device.known_gone, lambda: None)
+    def _await(self, device: SimulatedDevice, at: int) -> None:
+        """Wait for a device, which will hold the weights then; all of one tick come together."""
+        device.coming = at
+        if at not in self._due:
+            self._due[at] = []
+            self._events.append(self._loop.at(at, partial(self._arrive, at)))
+        self._due[at].append(device)
 
-    def _ready(self, device: SimulatedDevice) -> None:
-        self._busy -= 1
-        device.coming = None
-        device.holds = self._work.version
-        self._on_ready(device)
+    def _arrive(self, at: int) -> None:
+        self._ready([one for one in self._due.pop(at) if one.coming == at and one.known_gone is None])
 
-    def _on_ready(self, device: SimulatedDevice) -> None:
-        """Let a device that holds the weights and is free pull."""
-        self._pull(device)
+    def _ready(self, devices: Sequence[SimulatedDevice]) -> None:
+        """Let devices that hold the weights and are free pull."""
+        for device in devices:
+            device.coming = None
+            device.holds = self._work.version
+            device.worker.phase = self
+            self._there[device.name] = device.device
+        self._changed()
 
-    def _pull(self, holder: Holder) -> None:
-        lease = None
-        if self._may_pull(holder):
-            now = self._loop.now
-            lease = self._scheduler.pull(holder.name, now, self._work.version, 1, (self._work.kind,))
-        if lease is None:
-            self._enter(holder, "idle")
-            if not (
-                holder.noticed
-                or self._is_away(holder)
-                or holder.name in self._closed
-                or holder.name in self._left
-            ):
-                self._idle[holder.name] = holder
-            return
-        self._busy += 1
-        self._enter(holder, self._state)
-        self._begin(holder, lease)
+    def _changed(self) -> None:
+        """Let the dispatcher ask for the devices again."""
+        self._listed, came, self._newcomer = None, self._newcomer, None
+        if came is not None:
+            came.set_result(None)
 
-    def _begin(self, holder: Holder, lease: Lease[int]) -> None:
-        """Begin a lease on a batch."""
-        times, now = self._times_of(holder), self._loop.now
-        at = now + (lease.steps - lease.step) * times.step + times.decode
-        event = self._loop.at(at, partial(self._deliver, holder))
-        holder.flight = Flight(lease, now, event, times.step, times.chunk)
-
-    def _times_of(self, holder: Holder) -> BatchTimes:
-        """Return how fast a holder does a batch: as fast as the slowest kind of its devices."""
-        degree, kinds = len(holder.members), _ONE_KIND
-        if self._times.spot is not None:
-            kinds = frozenset[Market](device.market for device in holder.members)
-        found = self._batch_times.get((kinds, degree))
-        if found is None:
-            kind = self._work.kind
-            known = [self._times.of(market) for market in kinds]
-            slowest = max(known, key=lambda times: times.step_of(kind, degree))
-            step_s = slowest.step_s if degree == 1 else slowest.step_seconds(slowest.shared[degree])
-            chunk = steps_to_commit(self._work.commit_steps, step_s, self._drafts)
-            found = BatchTimes(slowest.step_of(kind, degree), slowest.decode, chunk)
-            self._batch_times[kinds, degree] = found
-        return found
-
-    def _may_pull(self, holder: Holder) -> bool:
-        closed = self._work.deadline is not None and self._loop.now >= self._work.deadline
-        if holder.noticed or closed or self._is_away(holder) or self._leaves(holder):
-            return False
-        kind = self._work.kind
-        if not self._scheduler.waiting(kind):
-            if self._next == self._last:
-                return False
-            self._ask_for(1)  # batches are added as devices can take them
-        if self._gate is None:
-            return True
-        elapsed = self._loop.now - self._began
-        may_begin = self._gate.may_begin(holder.name, elapsed, float(self._work.size))
-        if not may_begin:
-            self._closed.add(holder.name)
-        return may_begin
-
-    def _deliver(self, holder: Holder) -> None:
-        flight, now = holder.flight, self._loop.now
-        assert flight is not None
-        holder.flight = None
-        self._busy -= 1
-        lease = flight.lease
-        accepted = self._scheduler.deliver(lease, lease.requests, now)
-        self.outcome.delivered += len(accepted)
-        self.outcome.lease += now - flight.since
-        self.outcome.share += (lease.steps - lease.step) / lease.steps
-        self._judge(lease, now)
-        self._go_on(holder)
-
-    def _go_on(self, holder: Holder) -> None:
-        """Begin the next lease after a delivery."""
-        self._pull(holder)
-
-    def _judge(self, lease: Lease[int], now: int) -> None:
-        """Queue images for the scorers; drafts not judged by the deadline do not count."""
-        work = self._work
-        is_last = lease.requests[0] == self._last - 1
-        images = work.images - (work.batches - 1) * work.size if is_last else work.size
-        self._scorers_free = max(now, self._scorers_free) + images * self._times.score
-        if work.kind is RequestKind.ROLLOUT:
-            self.outcome.judged_at[lease.requests[0] - self._first] = self._scorers_free - self._began
-        if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
-            self.outcome.judged += images
-
-    def _hand_back(self, holder: Holder, flight: Flight, reached: int) -> None:
-        """Return a device's batch to the queue, committed at the step that it has reached."""
-        holder.flight = None
-        self._busy -= 1
-        lease = flight.lease
-        if reached > lease.step:
-            commits = dict.fromkeys(lease.requests, (reached, None))
-            self._scheduler.commit(lease, commits, self._loop.now)
-        self._scheduler.hand_back(lease)
-        self._stand_by(holder)
-
-    def _stand_by(self, holder: Holder) -> None:
-        """Make a holder idle after it has handed its lease back."""
-        self._enter(holder, "idle")
-        self._wake()
-        if holder.serves and not self._is_away(holder):  # a trainer that was called back meanwhile
-            self._pull(holder)
-
-    def _ask_for(self, batches: int) -> None:
-        """Add the next batches to the queue."""
-        work, numbers = self._work, range(self._next, self._next + batches)
-        self._scheduler.add([WorkItem(number, work.kind, work.steps, work.version) for number in numbers])
-        self._next += batches
+    # Trainers.
 
     def _is_idle(self, device: SimulatedDevice) -> bool:
         """Return True if a device finds nothing to do here, or has left to train."""
-        return self._idle.get(device.name) is device or device.name in self._left
+        return device.name in self._there and not device.worker.calls
 
-    def _is_away(self, holder: Holder) -> bool:
-        """Return True if a holder trains, or waits for samples to train on."""
-        return self._away and holder.trains
+    def _is_away(self, device: SimulatedDevice) -> bool:
+        """Return True if a device trains, or waits for samples to train on."""
+        return self._away and device.trains
 
     @property
     def _others_go_on(self) -> bool:
@@ -332,7 +379,7 @@ class GenerationPhase(PhaseUnderWay):
         """Let the trainers roll out from now on."""
         self._away = False
         for device in self._fleet.trainers:
-            if device.flight is None:
+            if not device.worker.calls:
                 self.take_in(device)
 
     def _let_trainers_leave(self) -> None:
@@ -342,22 +389,23 @@ class GenerationPhase(PhaseUnderWay):
         self._away, left = True, self._loop.now
         for device in self._fleet.trainers:
             if device.coming is not None:
-                device.coming.cancel()
-                device.free_at, device.coming = device.coming.at, None
-                self._busy -= 1
+                device.free_at, device.coming = device.coming, None
                 left = max(left, device.free_at)
-            self._stop(device)
-            if device.flight is not None:
-                left = max(left, device.flight.end.at)
+            self._stop(device.worker)
+            device.device.retiring = True
+            if device.worker.calls:
+                left = max(left, device.worker.calls[-1].end.at)
             else:
-                self._enter(device, "idle")
+                self.enter(device.name, "idle")
         self.outcome.trainers_left = left - self._began
 
-    def _leaves(self, holder: Holder) -> bool:
+    def _leaves(self, device: SimulatedDevice) -> bool:
         """Return True if a trainer trains from now on, by the live window; one called back stays."""
-        if not holder.trains or self.outcome.trainers_back is not None or self._goes_on():
+        if not device.trains or self.outcome.trainers_back is not None:
             return False
-        self._left.add(holder.name)
+        if device.name not in self._left and self._goes_on():
+            return False
+        self._left.add(device.name)
         return True
 
     def _goes_on(self) -> bool:
@@ -372,7 +420,7 @@ class GenerationPhase(PhaseUnderWay):
             and (device.known_gone is None or device.known_gone > now)
         ]  # fmt: skip
         left_s = work.train_s - self._trained_s()
-        return work.window.goes_on(self._steps_left() / work.steps, len(others), left_s)
+        return work.window.goes_on(self._dispatcher.work_left().steps / work.steps, len(others), left_s)
 
     def _trained_s(self) -> float:
         """Return the seconds of training done since all trainers left, at most those of what is judged."""
@@ -385,19 +433,6 @@ class GenerationPhase(PhaseUnderWay):
             (passed - self._idle_since(self._fleet.trainers)) / TICKS_PER_S, judged * self._work.train_s
         )
 
-    def _steps_left(self) -> int:
-        """Return the denoising steps left, as the run knows them: whole chunks of a batch under way."""
-        left = (self._work.batches - self.outcome.delivered) * self._work.steps
-        for number in range(self._first, self._next):
-            commit = self._scheduler.committed(number)
-            left -= 0 if commit is None else commit.step
-        for flight in (device.flight for device in self._fleet):
-            if flight is not None:
-                until = self._loop.now if flight.halted is None else flight.halted
-                done = (until - flight.since) // (flight.step * flight.chunk) * flight.chunk
-                left -= min(done, flight.lease.steps - flight.lease.step)
-        return left
-
     def _ask_trainers_again(self) -> None:
         """Let trainers that train roll out again, if no other device can go on or a loss requires it."""
         outcome, trainers = self.outcome, self._fleet.trainers
@@ -409,56 +444,31 @@ class GenerationPhase(PhaseUnderWay):
                 outcome.trainers_left = self._idle_since(trainers)
                 outcome.trainers_back = self._loop.now - self._began
             self._left.clear()
-            for device in trainers:
-                if device.flight is None:
-                    self._pull(device)
+            self._ended.put(None)
 
     def _idle_since(self, devices: Sequence[SimulatedDevice]) -> int:
         """Return the ticks from the beginning until the last of some idle devices became idle."""
-        since = {holder.name: at for holder, _, at in self.entered}
-        return max(since[device.name] for device in devices) - self._began
-
-    def _wake(self) -> None:
-        """Let idle devices pull as long as batches wait."""
-        for _ in range(len(self._idle)):
-            if not self._scheduler.waiting(self._work.kind):
-                return
-            self._pull(self._idle.popitem(last=False)[1])
-
-    def _is_over(self) -> bool:
-        """Return True once all is delivered; for drafts also if no device is busy or loading."""
-        if self.outcome.delivered == self._work.batches:
-            return True
-        return self._drafts and not self._busy and not self._fleet.any_loading
+        now = self._loop.now  # one that has just ended a batch is not booked as idle yet
+        since = {device.name: at if state == "idle" else now for device, state, at in self.entered}
+        return max(since.get(device.name, now) for device in devices) - self._began
 
     def _end(self) -> None:
         """Drop what devices still work on; they stay busy until the end of their chunk."""
         self._fleet.phase = None
-        for turn in self._turns:
-            turn.cancel()
-        now = self._loop.now
-        self.outcome.judging = max(0, self._scorers_free - now)
-        rolls_out = self._work.kind is RequestKind.ROLLOUT and self.outcome.trainers_left is None
-        if rolls_out and all(map(self._is_idle, self._fleet.trainers)):
-            self.outcome.trainers_left = self._idle_since(self._fleet.trainers)
+        for event in self._events:
+            event.cancel()
+        self.outcome.judging = max(0, self._scorers_free - self._loop.now)
+        all_idle = all(map(self._is_idle, self._fleet.trainers))
         for device in self._fleet:
+            calls, device.worker = device.worker.calls, device.own
             if device.coming is not None:
-                device.coming.cancel()
-                device.free_at, device.coming = device.coming.at, None
-            flight = device.flight
-            if flight is not None:
-                flight.end.cancel()
-                chunk = flight.chunk * flight.step
-                begun = max(1, -(-(now - flight.since) // chunk))
-                device.free_at = min(flight.end.at, flight.since + begun * chunk)
-                device.flight = None
-                self._scheduler.drop(flight.lease.requests)
-            if device.joined and not (self._is_away(device) or self._is_idle(device)):
-                self._enter(device, "idle")
-        self._scheduler.drop_waiting(self._work.kind)
-
-    def _enter(self, holder: Holder, state: DeviceState) -> None:
-        """Book the state of a holder's devices from now on."""
-        for device in holder.members:
-            self._fleet.enter(device, state)
-            self.entered.append((device, state, self._loop.now))
+                device.free_at, device.coming = device.coming, None
+            elif calls:
+                device.free_at = calls[-1].end.at
+            for call in calls:
+                call.end.cancel()
+            calls.clear()
+            if device.joined and not self._is_away(device):
+                self.enter(device.name, "idle")
+        if self.kind is RequestKind.ROLLOUT and self.outcome.trainers_left is None and all_idle:
+            self.outcome.trainers_left = self._idle_since(self._fleet.trainers)

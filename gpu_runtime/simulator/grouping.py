@@ -1,16 +1,12 @@
-"""The groups of devices that share a simulated run's samples, and the time to form them. Pure.
-
-The groups are chosen by the functions of a live run: `plan_layout` where a degree is fixed, `choose_layout`
-where measured times choose it.
-"""
+"""How many devices of a simulated run share a sample, and how long their groups take to form. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from gpu_runtime.scheduling.degree_choice import StepTimeTable, choose_layout
-from gpu_runtime.scheduling.group_layout import Group, GroupRegistry, Layout, large_first, plan_layout
-from gpu_runtime.scheduling.requests import RequestKind, WorkLeft
+from gpu_runtime.scheduling.degree_choice import StepTimeTable
+from gpu_runtime.scheduling.group_layout import Group, GroupRegistry
+from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.simulated_run import SimulatedPlan
@@ -36,13 +32,14 @@ class Grouping:
         self.step_times = StepTimeTable()
         self.static = static = plan.static_groups
         self._times = times
-        self._by_kind = dict.fromkeys(by_kind, by_kind["rollout"]) if static else dict(by_kind)
+        self.by_kind = dict.fromkeys(by_kind, by_kind["rollout"]) if static else dict(by_kind)
+        """Degree of each kind of request."""
         self._together: dict[str, tuple[str, ...]] = {}  # where groups are static: each device's group
-        if static and AUTO in self._by_kind.values():
+        if static and AUTO in self.by_kind.values():
             raise ConfigurationError(
                 "static groups have a fixed degree, but sequence_parallel.rollout is auto; set it to a number"
             )
-        for kind, degree in self._by_kind.items():
+        for kind, degree in self.by_kind.items():
             is_done = kind != RequestKind.EXPLORE or plan.strategy.drafts
             if is_done and degree not in (AUTO, *times.degrees):
                 raise ConfigurationError(
@@ -57,27 +54,7 @@ class Grouping:
 
     def shares(self, kind: RequestKind) -> bool:
         """Return True if several devices may share a request of a kind."""
-        return self._by_kind[kind] != 1
-
-    def measured(self, kind: RequestKind) -> bool:
-        """Return True if measured times choose the degree of a kind."""
-        return self._by_kind[kind] == AUTO
-
-    def layout(
-        self, kind: RequestKind, devices: Mapping[str, str], before: Sequence[Group], left: WorkLeft | None
-    ) -> Layout:
-        """Return the groups of devices, by name → instance; measured times choose by the work left.
-
-        Args:
-            kind: kind of their requests.
-            devices: usable devices, with their instances.
-            before: the current groups.
-            left: work left in the phase, where measured times choose; None where the degree is fixed.
-        """
-        degrees = self._times.degrees
-        if left is not None:
-            return choose_layout(devices, before, left, self.step_times, degrees)
-        return plan_layout(devices, large_first(degrees, self._by_kind[kind]), before)
+        return self.by_kind[kind] != 1
 
     def started(self, devices: Mapping[str, str]) -> list[Group]:
         """Return the groups in which devices' processes started, where groups are static."""
@@ -87,26 +64,20 @@ class Grouping:
     def forming(self, members: Sequence[SimulatedDevice]) -> tuple[int, int]:
         """Return the ticks until devices form a group: to restart cold, if they have to, and to meet."""
         names = tuple(device.name for device in members)
-        regroup = self._regroup(members) if len(names) > 1 else 0
+        times = [self._times.of(device.market) for device in members]
+        regroup = max(each.regroup for each in times) if len(names) > 1 else 0
         if not self.static:
             return 0, regroup
         began = [self._together.get(name) for name in names]
         if all(other == names for other in began):
             return 0, 0
-        times = [self._times.of(device.market) for device in members]
         return max(each.start + each.weights for each in times) if any(began) else 0, regroup
-
-    def _regroup(self, members: Sequence[SimulatedDevice]) -> int:
-        """Return the ticks until devices have met, by the slowest kind of them."""
-        return max(self._times.of(device.market).regroup for device in members)
 
     def formed(self, members: Sequence[SimulatedDevice]) -> None:
         """Record that devices have formed a group."""
         names = tuple(device.name for device in members)
         if self.static:
             self._together |= dict.fromkeys(names, names)
-        elif len(names) > 1:
-            self.step_times.note_regroup(self._times.step_seconds(self._regroup(members)), names)
 
     def gone(self, device: SimulatedDevice) -> None:
         """Forget the group of a device that is lost or restarts."""
@@ -116,7 +87,7 @@ class Grouping:
         """Return the state left by earlier phases that a phase depends on."""
         if self.static:
             return tuple(sorted(self._together.items()))
-        return self.step_times.state() if self.measured(kind) else ()
+        return self.step_times.state() if self.by_kind[kind] == AUTO else ()
 
     def key(self, kind: RequestKind, devices: Sequence[SimulatedDevice]) -> Hashable:
         """Return all that a phase depends on of its devices' names, instances and past groups."""

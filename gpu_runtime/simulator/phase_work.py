@@ -19,7 +19,6 @@ class PhaseWork:
         steps: denoising steps of each.
         size: images of a full batch.
         images: images of all batches; the last one may not be full.
-        commit_steps: `runtime.commit_steps`.
         beside_training: True if the trainers are busy training.
         trainers_join: tick at which they are free and roll out too; None for never in this phase.
         trainers_leave: tick at which they stop rolling out and train, if other devices go on; None for not
@@ -36,7 +35,6 @@ class PhaseWork:
     steps: int
     size: int
     images: int
-    commit_steps: int = 0
     beside_training: bool = False
     trainers_join: int | None = None
     trainers_leave: int | None = None

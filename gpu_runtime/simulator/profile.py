@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.simulator.virtual_time import TICKS_PER_S, ticks
+from gpu_runtime.simulator.virtual_time import ticks
 from storage.errors import ConfigurationError
 from storage.record.records import Market
 from storage.text import read_json_model
@@ -292,7 +292,6 @@ class Profile(_Part):
             opening=ticks(opening_s),
             loss=ticks(loss_s),
             evaluation_step=max(1, ticks(step_s * evaluation)),
-            step_s=step_s,
             shared={degree: max(1, ticks(seconds)) for degree, seconds in shared_s.items()},
             shared_evaluation={
                 degree: max(1, ticks(seconds * evaluation)) for degree, seconds in shared_s.items()
@@ -357,7 +356,6 @@ class WorkloadTimes:
         opening: time from loaded devices to the first phase.
         loss: time from a loss until the run can know of it.
         evaluation_step: time of a denoising step of an evaluation's batch; 0 for `step`.
-        step_s: `step` in seconds, by which commits are planned.
         shared: time of a denoising step by degree, including 1 if known; empty if only `step` is known.
         shared_evaluation: `shared` of an evaluation's batch.
         spot: times of spot devices, where they are of another kind.
@@ -370,7 +368,6 @@ class WorkloadTimes:
     weights: int
     start: int
     regroup: int
-    step_s: float
     driver: int = 0
     opening: int = 0
     loss: int = 0
@@ -388,11 +385,6 @@ class WorkloadTimes:
         if degree > 1:
             return (self.shared_evaluation if kind is RequestKind.EVALUATE else self.shared)[degree]
         return self.evaluation_step or self.step if kind is RequestKind.EVALUATE else self.step
-
-    @staticmethod
-    def step_seconds(step: int) -> float:
-        """Return a step in seconds, as a live run measures it."""
-        return step / TICKS_PER_S
 
     @property
     def degrees(self) -> tuple[int, ...]:

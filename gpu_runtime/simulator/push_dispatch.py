@@ -42,6 +42,11 @@ class _Shares(WaitingRequests[int]):
             self.count[progress.item.kind] -= 1
         return taken
 
+    def first(self, version: Hashable, kinds: Collection[RequestKind]) -> Progress[int] | None:
+        """Return some batch that waits; the worker that asks may have none."""
+        shares = (*self.of.values(), self._pool)
+        return next((found for share in shares if (found := share.first(version, kinds))), None)
+
     def deal(self) -> None:
         """Deal out the pool, a batch to each worker in turn."""
         for worker in cycle(tuple(self.of)):

@@ -16,7 +16,7 @@ from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
 from gpu_runtime.scheduling.capacity_decision import LiveWindow, TrainingTime
-from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.generation import GenerationPhase, PhaseSetup
@@ -48,12 +48,12 @@ class _Calm:
     Attributes:
         length: its length in ticks.
         entered: number of a device in the fleet, the state it entered, and when.
-        after: when each device is free, and whether it holds the phase's weights.
+        after: when each device is free, whether it holds the phase's weights, and its time of a step.
     """
 
     length: int
     entered: tuple[tuple[int, DeviceState, int], ...]
-    after: tuple[tuple[int, bool], ...]
+    after: tuple[tuple[int, bool, float | None], ...]
     outcome: PhaseOutcome
 
 
@@ -256,8 +256,8 @@ class Simulation:
         self._run.phases[phase] += self._loop.now - began
 
     def _work(self, kind: RequestKind, version: WeightsVersion, images: int, steps: int) -> PhaseWork:
-        size, commit_steps = self._config.sampling.batch_size, self._config.runtime.commit_steps
-        return PhaseWork(kind, version, -(-images // size), steps, size, images, commit_steps)
+        size = self._config.sampling.batch_size
+        return PhaseWork(kind, version, -(-images // size), steps, size, images)
 
     def _evaluate(self, iteration: int) -> None:
         """Evaluate the weights after an iteration of each run that shares the devices."""
@@ -340,20 +340,21 @@ class Simulation:
             for number, state, after in calm.entered:
                 self._fleet.timeline.enter(devices[number].name, state, began + after)
             loop.skip_to(began + calm.length)
-            for device, (free_after, holds) in zip(devices, calm.after, strict=True):
+            for device, (free_after, holds, step_s) in zip(devices, calm.after, strict=True):
                 device.free_at = began + free_after
                 device.holds = work.version if holds else device.holds
+                device.device.step_s = step_s
             return self._count(calm.outcome)
         scheduler = self._scheduler
         if self._plan.pushes:
             there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
             scheduler = PushDispatch(there, work.version)
         memory = self._grouping.memory(work.kind)
-        phase = (GroupedPhase if self._grouping.shares(work.kind) else GenerationPhase)(
-            PhaseSetup(
-                loop, self._fleet, self._times, self._grouping, work, scheduler, gate, self._next_batch
-            )
-        )
+        setup = PhaseSetup(
+            loop, self._fleet, self._times, self._grouping, work, self._config.runtime, scheduler, gate,
+            self._next_batch,
+        )  # fmt: skip
+        phase = (GroupedPhase if self._grouping.shares(work.kind) else GenerationPhase)(setup)
         self._next_batch += work.batches
         returned = scheduler.counters.returned
         outcome = phase.run()
@@ -364,7 +365,10 @@ class Simulation:
             self._calm[key] = _Calm(
                 loop.now - began,
                 tuple((places[device], state, at - began) for device, state, at in phase.entered),
-                tuple((max(0, device.free_at - began), device.holds == work.version) for device in devices),
+                tuple(
+                    (max(0, device.free_at - began), device.holds == work.version, device.device.step_s)
+                    for device in devices
+                ),
                 outcome,
             )
         return self._count(outcome)
@@ -378,7 +382,11 @@ class Simulation:
         forecast = tuple((name, tuple(values)) for name, values in known.items())
         devices = list(self._fleet)
         states = tuple(device.state(work.version, now) for device in devices)
-        return work.kind, work.batches, turns, forecast, states, self._grouping.key(work.kind, devices)
+        commits = tuple(
+            steps_to_commit(self._config.runtime.commit_steps, one.device.step_s) for one in devices
+        )
+        grouping = self._grouping.key(work.kind, devices)
+        return work.kind, work.batches, turns, forecast, states, commits, grouping
 
     def _count(self, outcome: PhaseOutcome) -> PhaseOutcome:
         self._run.drafts += outcome.judged

@@ -7,7 +7,13 @@ only shifted, at any time of a run.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty
+from typing import Any
+
+from storage.errors import SchedulingError
 
 TICKS_PER_S = 1_000_000_000
 """Ticks of the clock in a second."""
@@ -99,3 +105,41 @@ class EventLoop:
         if at < self.now or (next_at is not None and next_at <= at):
             raise ValueError(f"cannot skip from tick {self.now} to {at}: the next event is at {next_at}")
         self.now = at
+
+
+class VirtualCalls:
+    """The calls that have ended, in place of the dispatcher's queue: waiting for the next one lets time pass.
+
+    One is returned at a time, so that what happens at one tick happens in its order.
+
+    Attributes:
+        closed: True once the deadline has passed.
+    """
+
+    def __init__(self, loop: EventLoop, deadline: int | None) -> None:
+        self.closed = False
+        self._loop = loop
+        self._deadline = deadline
+        self._ended: deque[Future[Any] | None] = deque()
+
+    def put(self, ended: Future[Any] | None) -> None:
+        """See `queue.SimpleQueue`."""
+        self._ended.append(ended)
+
+    def get(self, timeout: float | None = None) -> Future[Any] | None:
+        """Return the next call that has ended, or None to wake the dispatcher.
+
+        Raises:
+            Empty: the deadline has passed.
+            SchedulingError: nothing will end any more.
+        """
+        if self._loop.run_until(lambda: bool(self._ended), self._deadline):
+            return self._ended.popleft()
+        if self._deadline is None:
+            raise SchedulingError("batches are left, but no device; let one stay")
+        self.closed = True
+        raise Empty
+
+    def get_nowait(self) -> Future[Any] | None:
+        """See above."""
+        raise Empty

@@ -157,7 +157,7 @@ class Comparison:
         replay = None
         if plan.lends:
             free = fleet.serving.free(fleet.spot, self._chance("serving", future))
-            replay = LentDevices(fleet.spot, fleet.serving.slack_s, times.of("spot").step_s, free)
+            replay = LentDevices(fleet.spot, fleet.serving.slack_s, times.of("spot").step / TICKS_PER_S, free)
         elif fleet.spot:
             # A separate generator: the window is the same whatever the profile draws.
             algorithm = config.algorithm

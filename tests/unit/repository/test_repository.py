@@ -407,8 +407,15 @@ def test_an_editable_wheel_is_still_built(tmp_path: Path, monkeypatch: pytest.Mo
 UNWANTED = {"torch", "diffusers", "transformers", "peft", "onnxruntime"}
 
 
-def test_the_flow_of_a_run_imports_none_of_its_workers_libraries():
-    code = f"import sys, flows.post_train, gpu_runtime.runtime; print(sorted({UNWANTED} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("flows.post_train, gpu_runtime.runtime", UNWANTED),
+        ("gpu_runtime.simulator.run", UNWANTED | {"ray", "duckdb", "mlflow", "pandas"}),
+    ],
+)
+def test_the_driver_of_a_run_imports_none_of_its_workers_libraries(modules: str, unwanted: set[str]):
+    code = f"import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
     answer = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

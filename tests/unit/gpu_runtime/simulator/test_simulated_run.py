@@ -16,6 +16,7 @@ from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.generation import GenerationPhase
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.trace import Trace
@@ -100,6 +101,16 @@ def test_a_trainer_leaves_a_rollout_that_the_other_device_ends_no_later_than_it_
     assert leaving(STAYS, repeats=False).to_json() == run.to_json()
 
 
+def test_a_trainer_asks_once_all_devices_hold_the_weights():
+    # At the beginning of the second rollout three others need 12 s for its four batches, which is less than a
+    # batch and training take: the trainer does none. It has done one in the first, and two of evaluations.
+    three = spot_trace(*((0.0, "add", name) for name in "stu"))
+    algorithm = {"prompts_per_iteration": 4, "group_size": 4}
+    runtime = {"commit_steps": 2, "spot_workers": 8, "trainers_leave": True}
+    run = simulated(small_config(iterations=2, algorithm=algorithm, runtime=runtime), 1, 3, three)
+    assert run.spent["reserved", "rollout"] == (6 + 2 * 8) * TICKS_PER_S
+
+
 def test_a_trainer_that_has_left_rolls_out_what_a_lost_device_cannot():
     # At 66, when it ends the second group, the lost device has committed two steps of the last batch. The
     # trainer does the others until 70, and trains on the last two groups then.
@@ -177,6 +188,17 @@ def test_drafts_fill_the_training_window_and_do_not_lengthen_the_run():
     assert plain.drafts == 0 and ("spot", "explore") not in plain.spent
 
 
+def test_a_device_takes_the_next_weights_once_it_has_decoded_the_draft_that_it_was_at():
+    # The window is from 33 to 51. Drafts take 11 s: the second is decoded from 50 on, until 55.
+    config = small_config(iterations=2)
+    run = simulated(config, 1, 1, STAYS, STALE, times=times_of(decode=6), keeps_intervals=True)
+    (opens,) = {one.started_at for one in run.intervals if one.state == "explore"}
+    closes = max(one.ended_at for one in run.intervals if one.state == "explore")
+    loads = [one for one in run.intervals if one.worker == "spot-0" and one.state == "load"]
+    assert (closes - opens) / TICKS_PER_S == 18
+    assert [(one.ended_at - closes) / TICKS_PER_S for one in loads if one.started_at == closes] == [4 + 2]
+
+
 def test_drafts_on_the_critical_path_lengthen_it():
     config = small_config(iterations=1, exploration={"candidates": 2})
     run = simulated(config, 1, 1, STAYS, FRESH)
@@ -207,3 +229,25 @@ def test_a_phase_is_not_repeated_on_a_device_that_loads_as_if_it_were_under_noti
     noticed = SimulatedDevice("a", "spot", joined=True, noticed=True)
     loading = SimulatedDevice("b", "spot", joined=False)
     assert noticed.state(version, 0) != loading.state(version, 0)
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 2.2])
+def test_chunks_in_one_call_are_committed_as_if_each_were_a_call(notice_s: float, monkeypatch):
+    events = (
+        (0.0, "add", "s"),
+        (0.0, "add", "t"),
+        (24.5, "remove", "s"),
+        (54.0, "add", "s"),
+        (75.0, "remove", "t"),
+    )
+    config, calls = small_config(iterations=3), []
+
+    def run() -> SimulatedRun:
+        return simulated(config, 1, 2, spot_trace(*events), STALE, notice_s, repeats=False)
+
+    merged = run()
+    monkeypatch.setattr(
+        GenerationPhase, "undisturbed", lambda phase, device, chunk, left: calls.append(1) or chunk
+    )
+    assert run().to_json() == merged.to_json()
+    assert merged.events < len(calls)

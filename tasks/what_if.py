@@ -58,23 +58,39 @@ MOST_DRAWN = 50_000
 class Simulation:
     """A workload with its times, devices and spot market, to be simulated under policies.
 
-    Futures are windows of the trace, each with a draw of the profile.
+    Futures are windows of the trace, each with a draw of the profile. All reserved devices train where the
+    settings say nothing else. Without prices, those of the GPUs that are named, or of the price book, count.
 
     Raises:
-        ConfigurationError: the question cannot be simulated.
+        ConfigurationError: the question cannot be simulated, or a name is unknown.
         TraceError: the trace cannot be read, or is too short.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        profile: Profile,
-        question: WhatIfQuestion,
-        curves: LearningCurves | None = None,
-    ) -> None:
+    def __init__(self, home: Home, config: RunConfig, question: WhatIfQuestion) -> None:
+        profile, spot_profile, gpu = map(question.given, ("profile", "spot_profile", "gpu"))
+        if gpu is not None:
+            if profile is not None or spot_profile is not None:
+                raise ConfigurationError(
+                    f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out"
+                )
+            kind, _, spot_kind = gpu.partition(",")
+            profile, spot_profile = named_gpu(kind).name, named_gpu(spot_kind).name if spot_kind else None
+        config = with_prices(config)
+        # Where devices share samples one trains, as in a live run.
+        if "trainer_workers" not in config.runtime.model_fields_set and config.sequence_parallel.largest == 1:
+            runtime = config.runtime.model_copy(update={"trainer_workers": config.runtime.least_reserved})
+            config = config.model_copy(update={"runtime": runtime})
+        named = [find_gpu(name or "") for name in (profile, spot_profile)]
+        if not question.prices and any(named):
+            reserved, spot = named
+            kind = reserved.name if reserved is not None else DEFAULT_GPU
+            config = with_gpu_prices(config, kind, spot.name if spot is not None else kind)
+        _refuse_unfit(config.iterations, config.runtime)
+        found = find_profile(home, config, profile, spot_profile)
+        self._curves = find_curves(home, config.reward, config.algorithm.objective, question.given("curve"))
         offer, market = offer_of(config, question), market_of(question)
-        self.asked = Comparison(config, offer, profile, market, question.windows, question.seed)
-        self._question, self._curves = question, curves
+        self.asked = Comparison(config, offer, found, market, question.windows, question.seed)
+        self._question = question
 
     def answer(self, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None) -> WhatIf:
         """Simulate those of `policies`, or some; call `on_run` after each of `runs_of` simulated runs."""
@@ -189,37 +205,6 @@ class Simulation:
                 f"a time line of {config.iterations:,} iterations on so many devices has {drawn:,} parts, "
                 f"above {MOST_DRAWN:,}; ask for fewer --iterations"
             )
-
-
-def simulation(home: Home, config: RunConfig, question: WhatIfQuestion) -> Simulation:
-    """Return the simulation of a run, with all reserved devices training where the settings say nothing else.
-
-    Without prices, those of the GPUs that are named, or of the price book, count.
-
-    Raises:
-        ConfigurationError: it cannot be simulated, or a name is unknown.
-        TraceError: the trace cannot be read, or is too short.
-    """
-    profile, spot_profile, gpu = map(question.given, ("profile", "spot_profile", "gpu"))
-    if gpu is not None:
-        if profile is not None or spot_profile is not None:
-            raise ConfigurationError(f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out")
-        kind, _, spot_kind = gpu.partition(",")
-        profile, spot_profile = named_gpu(kind).name, named_gpu(spot_kind).name if spot_kind else None
-    config = with_prices(config)
-    # Where devices share samples one trains, as in a live run.
-    if "trainer_workers" not in config.runtime.model_fields_set and config.sequence_parallel.largest == 1:
-        runtime = config.runtime.model_copy(update={"trainer_workers": config.runtime.least_reserved})
-        config = config.model_copy(update={"runtime": runtime})
-    named = [find_gpu(name or "") for name in (profile, spot_profile)]
-    if not question.prices and any(named):
-        reserved, spot = named
-        kind = reserved.name if reserved is not None else DEFAULT_GPU
-        config = with_gpu_prices(config, kind, spot.name if spot is not None else kind)
-    _refuse_unfit(config.iterations, config.runtime)
-    found = find_profile(home, config, profile, spot_profile)
-    curves = find_curves(home, config.reward, config.algorithm.objective, question.given("curve"))
-    return Simulation(config, found, question, curves)
 
 
 def runs_of(futures: int, policies: Sequence[Policy]) -> int:

@@ -81,10 +81,10 @@ def what_if(
         # A price book has a price of spot devices only for a run that has some.
         question = question.model_copy(update={"spot": question.per_instance or 1})
     config = given_configuration(preset, [*(set_ or []), *question.as_settings()], needs_task=record)
-    from tasks.what_if import runs_of, simulation
+    from tasks.what_if import Simulation, runs_of
 
     home = Home.from_environment()
-    asked = simulation(home, config, question)
+    asked = Simulation(home, config, question)
     if hours is not None:
         _show_goal(asked.spot_for(hours), asked.asked.profile, as_json)
         return

@@ -113,12 +113,12 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
 @flow(name="what-if", persist_result=False)
 def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
-    from tasks.what_if import simulation  # it imports pandas
+    from tasks.what_if import Simulation  # it imports pandas
 
     with _deployed() as home:
         question = form.question()
         config = given_configuration(form.preset, [*form.settings, *question.as_settings()], needs_task=False)
-        asked = simulation(home, config, question)
+        asked = Simulation(home, config, question)
         result = asked.answer(asked.policies())
         screen = console(width=110, plain=True)
         with screen.capture() as printed:

@@ -132,9 +132,8 @@ def evaluate(
     with stops_in_order("Stopped; nothing of the evaluation is kept."):
         home = Home.from_environment().ensure()
         changes = [*settings, *cluster_setting(cluster, ray_address)]
-        config = evaluated_configuration(home, run_id, preset, changes)
+        config, named = evaluated_configuration(home, run_id, preset, changes)
         look_at_inputs(config)
-        named = evaluated_preset(home, run_id, preset)
         earlier = None if compare is None else comparable(home, config, compare)
         folder = None if images is None else claim_folder(images, "--images")
         reporter().note(f"starting an evaluation of {run_id or config.model.path}")
@@ -223,8 +222,12 @@ def resumed_configuration(
     return config
 
 
-def evaluated_configuration(home: Home, run_id: str | None, preset: str | None, settings: Given) -> RunConfig:
+def evaluated_configuration(
+    home: Home, run_id: str | None, preset: str | None, settings: Given
+) -> tuple[RunConfig, str]:
     """Return the configuration of an evaluation: on all prompts, unless a given setting limits them.
+
+    Its second part is the preset that the model was trained with or comes from; empty for none.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -247,12 +250,7 @@ def evaluated_configuration(home: Home, run_id: str | None, preset: str | None, 
         config = config.model_copy(update={"evaluation": evaluation})
     if run_id and not CheckpointStore(home.run(run_id)).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
-    return config
-
-
-def evaluated_preset(home: Home, run_id: str | None, preset: str | None) -> str:
-    """Return the preset that an evaluation's model was trained with or comes from; empty for none."""
-    return (preset or "") if run_id is None else RunStore(home).run(run_id).environment.get(PRESET, "")
+    return config, (preset or "") if row is None else row.environment.get(PRESET, "")
 
 
 def post_train_under_server(

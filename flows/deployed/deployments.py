@@ -70,14 +70,13 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
     with _deployed() as home:
         preset = None if form.run_id else form.preset
-        config = start.evaluated_configuration(home, form.run_id or None, preset, form.settings)
+        config, named = start.evaluated_configuration(home, form.run_id or None, preset, form.settings)
         evaluation_id = start.free_evaluation_id(home, config, name_given_in_prefect())
         with judges_beside(config):
             run_preflight(config)
             name_flow_run(evaluation_id)
             from flows.evaluate import evaluate_model
 
-            named = start.evaluated_preset(home, form.run_id or None, preset)
             result = evaluate_model.fn(config, form.run_id or None, evaluation_id=evaluation_id, preset=named)
         show_result(result)
     return result

@@ -176,6 +176,7 @@ def test_prompts_are_limited_by_any_given_setting(home: Home, monkeypatch: pytes
     if way == "variable":
         monkeypatch.setenv("SPOTLIGHT_EVALUATION__PROMPTS", "8")
     sets = {"table": ["evaluation={prompts=8}"], "key": ["evaluation.prompts=8"]}.get(way, [])
-    config = evaluated_configuration(home, None, "glyphs", sets)
+    config, preset = evaluated_configuration(home, None, "glyphs", sets)
+    assert preset == "glyphs"
     every = len(load_prompts(config.prompts.evaluate))
     assert config.evaluation.prompts == (every if way == "none" else 8)

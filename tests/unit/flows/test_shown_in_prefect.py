@@ -170,7 +170,7 @@ def test_an_evaluation_has_the_given_name(called: list[Any], monkeypatch: pytest
         called.append((evaluation_id, preset))
         return {}
 
-    monkeypatch.setattr(start, "evaluated_configuration", lambda *_: RunConfig())
+    monkeypatch.setattr(start, "evaluated_configuration", lambda *_: (RunConfig(), "glyphs"))
     monkeypatch.setattr("flows.evaluate.evaluate_model", SimpleNamespace(fn=evaluate))
     deployments.evaluate_by_form.fn(EvaluationForm())
     assert called == ["mine", ("mine", "glyphs")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer
 
-from storage.config.section import Section
+from storage.config.section import Section, integer_or
 
 MOST_DEGREE = 64
 
@@ -16,26 +16,11 @@ AUTO = 0
 _AUTO_AS_TEXT = "auto"
 
 
-def _read_degree(value: object, info: ValidationInfo) -> object:
-    if value == _AUTO_AS_TEXT:
-        return AUTO
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, str) or (isinstance(value, int | float) and value < 1):
-        raise ValueError(
-            f"sequence_parallel.{info.field_name} is {value!r}; give the number of devices that share an "
-            f"image, from 1 to {MOST_DEGREE}, or auto to let measured times choose"
-        )
-    return value
-
-
-_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_DEGREE}, {"const": _AUTO_AS_TEXT}]}
-
 Degree = Annotated[
     int,
-    BeforeValidator(_read_degree),
+    BeforeValidator(lambda degree: AUTO if degree == _AUTO_AS_TEXT else degree),
+    integer_or("sequence_parallel", 1, MOST_DEGREE, {_AUTO_AS_TEXT: " to let measured times choose"}),
     PlainSerializer(lambda degree: _AUTO_AS_TEXT if degree == AUTO else degree),
-    WithJsonSchema(_SCHEMA),
 ]
 """Devices that share an image, or `AUTO`."""
 
@@ -47,11 +32,11 @@ class SequenceParallelConfig(Section):
     forms smaller ones. With `auto`, measured times of a denoising step decide.
     """
 
-    rollout: Degree = Field(default=1, le=MOST_DEGREE)
+    rollout: Degree = 1
     """Devices that share an image in a rollout. The model's attention heads and image tokens must divide by
     it; `auto` takes only what they divide by. Runs with `auto` repeat up to rounding, not to the bit."""
 
-    evaluate: Degree = Field(default=1, le=MOST_DEGREE)
+    evaluate: Degree = 1
     """Devices that share an image in an evaluation."""
 
     explore: int = Field(default=1, ge=1, le=MOST_DEGREE)

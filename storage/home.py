@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from storage.errors import ConfigurationError, quoted
+from storage.errors import ConfigurationError, StorageError, quoted
 
 HOME_VARIABLE = "SPOTLIGHT_HOME"
 """The environment variable that names the home folder."""
@@ -117,6 +117,14 @@ class Home:
         """Folder of the reproductions, one file each."""
         return self.path / "reproductions"
 
+    def refuse_earlier_layout(self) -> None:
+        """Refuse (StorageError) a home of an unreleased earlier version: its runs are not in folders."""
+        if self.database.exists() and not self.runs.is_dir():
+            raise StorageError(
+                f"the home folder {quoted(str(self.path))} was made by an earlier version, which this one "
+                f"cannot read; set {HOME_VARIABLE} to a new folder, or use the commit that made it"
+            )
+
     def history(self, run_id: str) -> Path:
         """Return the folder of one run's history, if it keeps one."""
         return self.run(run_id) / "history"
@@ -125,11 +133,14 @@ class Home:
         """Create missing folders, close the whole home to other users of the machine, and return this home.
 
         From then on this process, and those that it starts (Prefect, MLflow, Ray, DuckDB), make new files
-        private to their owner, whatever the umask was. A home that others can enter is closed.
+        private to their owner, whatever the umask was. A home that others can enter, such as one made by an
+        earlier version, is closed.
 
         Raises:
             ConfigurationError: a folder cannot be made, written to, or closed to others.
+            StorageError: the home has an earlier layout.
         """
+        self.refuse_earlier_layout()
         os.umask(PRIVATE_UMASK)
         for folder in (self.path, self.artifacts, self.logs, self.prefect, self.runs):
             try:

@@ -42,6 +42,7 @@ from storage.record.checkpoints import CheckpointStore
 from storage.record.records import RunStatus
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
+from tests.tampering import make_earlier_home
 
 LIST = Path(__file__).with_name("bad_inputs.jsonl")
 HEAVY = ("torch", "diffusers", "ray", "prefect", "mlflow", "transformers", "pandas", "streamlit", "peft")
@@ -136,6 +137,7 @@ _HOMES: Mapping[str, Callable[[Path], None]] = {
     "circle": _circle,
     "model": _model,
     "damaged": _damaged,
+    "earlier version": lambda home: make_earlier_home(Home(home)),
 }
 
 

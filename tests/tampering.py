@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from storage.home import Home
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 
@@ -24,3 +25,9 @@ def damage(file: Path) -> None:
     content = file.read_bytes()
     begin, end = 8, max(len(content) // 2, 72)
     file.write_bytes(content[:begin] + b"\xa5" * (end - begin) + content[end:])
+
+
+def make_earlier_home(home: Home) -> None:
+    """Write a home as the version before runs had folders left it: one file with all tables."""
+    home.path.mkdir(parents=True, exist_ok=True)
+    home.database.write_bytes(b"tables of an earlier version" * 1000)

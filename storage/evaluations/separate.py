@@ -89,6 +89,7 @@ class EvaluationStore:
 
     def all(self) -> list[SeparateEvaluation]:
         """Return all evaluations, newest first."""
+        self.home.refuse_earlier_layout()
         found = [
             SeparateEvaluation(settings=facts.pop("config"), **facts)
             for facts in separate_evaluations(self.home)

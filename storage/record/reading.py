@@ -79,9 +79,13 @@ class RecordConnection:
 
     Attributes:
         damaged: unreadable files, whose rows are missing.
+
+    Raises:
+        StorageError: the home is of an earlier layout.
     """
 
     def __init__(self, home: Home, run_ids: Sequence[str] | None) -> None:
+        home.refuse_earlier_layout()
         self._home = home
         self._run_ids = run_ids
         self._made: set[str] = set()

@@ -109,6 +109,7 @@ class RunStore:
         Raises:
             StorageError: a run already has that identifier.
         """
+        self.home.refuse_earlier_layout()
         identity = {
             "run_id": run_id,
             "name": config.name,
@@ -312,6 +313,7 @@ class RunStore:
 
     def runs(self) -> list[RunRow]:
         """Return all runs, newest first."""
+        self.home.refuse_earlier_layout()
         folders = [self.folder(run_id) for run_id in self.home.run_ids()]
         rows = [_row(folder, folder.identity()) for folder in folders if folder.exists]
         return sorted(rows, key=lambda row: (row.created_at, row.run_id), reverse=True)

@@ -30,7 +30,7 @@ from tests.dashboard_page import (
 )
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
-from tests.tampering import damage, row_files, set_run
+from tests.tampering import damage, make_earlier_home, row_files, set_run
 from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -71,6 +71,12 @@ def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore, name: str, word
     page = opened(name)
     assert words in sentences(page)
     assert not page.get("plotly_chart")
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_home_of_an_earlier_version_is_explained(store: RunStore, name: str):
+    make_earlier_home(store.home)
+    assert "was made by an earlier version" in opened(name).error[0].value
 
 
 @pytest.mark.parametrize("name", FRAMES)

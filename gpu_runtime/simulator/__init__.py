@@ -1,1 +1,1 @@
-"""Whole runs under a virtual clock, decided by the objects that decide a live run. Pure."""
+"""Whole runs under a virtual clock: the loop, the groups and the decisions are those of live runs. Pure."""

@@ -320,9 +320,9 @@ class SimulatedFleet:
             self._remove(device)
         elif self.phase is not None and self.phase.awaits(device):
             # First, so that the phase's other devices see the fleet without it.
-            self._leave(device)
+            if self._devices.get(device.name) is device:
+                self._remove(device)
             self.phase.fail_calls(device)
-            self._remove(device)
 
     def _note(self, kind: DeviceEventKind, device: SimulatedDevice) -> None:
         if device.market == "spot":

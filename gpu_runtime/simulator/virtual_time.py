@@ -110,8 +110,6 @@ class EventLoop:
 class VirtualCalls:
     """The calls that have ended, in place of the dispatcher's queue: waiting for the next one lets time pass.
 
-    One is returned at a time, so that what happens at one tick happens in its order.
-
     Attributes:
         closed: True once the deadline has passed.
     """
@@ -141,5 +139,7 @@ class VirtualCalls:
         raise Empty
 
     def get_nowait(self) -> Future[Any] | None:
-        """See above."""
+        """Return a further call that ends at this tick, or raise Empty."""
+        if self._loop.run_until(lambda: bool(self._ended), self._loop.now):
+            return self._ended.popleft()
         raise Empty

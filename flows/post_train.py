@@ -90,7 +90,7 @@ def train_run(
     enter_run(store, run_id, config, preset, given)
     show_links(run_id, home, config.tracking)
     if page := flow_run_page():
-        RunStore(home).link(run_id, "prefect", page)
+        store.link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id, config.runtime.ray_address)
     log = RunLog(home, run_id)
     log.starting()

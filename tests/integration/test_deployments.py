@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.people.attack import Target, attack, attack_dashboard
 from storage.evaluations.reproductions import reference_of
-from storage.home import Home
+from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tasks.comparison import compare
@@ -191,7 +191,10 @@ def test_nothing_of_a_home_is_readable_by_others(up: RunningUp):
     assert open_to_others(up.home.path) == []
 
 
-def test_of_the_folder_that_it_is_started_in_only_named_files_are_read(tmp_path: Path):
+def test_of_the_folder_that_it_is_started_in_only_named_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "https://proxy/spotlight")
     (folder := tmp_path / "own").mkdir()
     for name in ("flows", "tasks", "gpu_runtime", "storage", "random", "queue", "numpy", "sqlite3"):
         (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
@@ -201,4 +204,6 @@ def test_of_the_folder_that_it_is_started_in_only_named_files_are_read(tmp_path:
     with running_up(Home(tmp_path / "home").ensure(), folder=folder) as up:
         flow_run = up.start_run("post-train", form).json()
         state = up.wait_for_end(flow_run["id"])
+        # A person's own address of the dashboard, such as a proxy's, is what runs link to.
+        assert up.child(DEPLOYMENTS).environ()[DASHBOARD_URL_VARIABLE] == "https://proxy/spotlight"
     assert state["type"] == "COMPLETED", state["message"]

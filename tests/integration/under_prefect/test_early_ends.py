@@ -12,12 +12,13 @@ import tasks.iteration.alarm
 from flows import start
 from flows.post_train import post_train
 from storage.config.loading import load_config
-from storage.errors import ConfigurationError, HackingError
+from storage.errors import ConfigurationError, HackingError, StorageError
 from storage.home import Home
 from storage.record.records import EvaluationRecord
 from storage.record.results import held_out_curve
 from storage.record.run_store import RunStore
 from tasks.iteration.alarm import Answer
+from tasks.iteration.session import Session
 from tests.whole_runs import events, last_checkpoint, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
@@ -30,10 +31,23 @@ def last_state(home: Home, run_id: str) -> tuple[int, int, dict[str, bytes]]:
     return checkpoint.iteration, checkpoint.state["policy_version"], checkpoint.blobs
 
 
+def compact_in_vain(store: RunStore, run_id: str, before: int | None = None) -> None:
+    if before is None:
+        raise StorageError("no space is left for all parts in one")
+
+
 def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home, monkeypatch: pytest.MonkeyPatch):
-    """Also where it is killed in its last evaluation."""
+    """Also where it is killed in its last evaluation; a last step that fails stops no other one."""
     settings = ["iterations=2", "runtime.cluster=local", "runtime.spot_workers=1", "checkpoint.every=5"]
-    post_train(load_config("smoke", settings, {}), "whole")
+    with monkeypatch.context() as patch:
+        ended: list[str] = []
+        finish_mirror, finish_readers = Session.finish_mirror, Session.finish_readers
+        patch.setattr(RunStore, "compact", compact_in_vain)
+        patch.setattr(Session, "finish_mirror", lambda one: (ended.append("mirror"), finish_mirror(one)))
+        patch.setattr(Session, "finish_readers", lambda one: (ended.append("readers"), finish_readers(one)))
+        with pytest.raises(StorageError, match="no space"):
+            post_train(load_config("smoke", settings, {}), "whole")
+    assert ended == ["mirror", "readers"]
     small = load_config("smoke", [*settings, "budget.hours=1e-6"], {})
     result = post_train(small, "small")
     store = RunStore(home)

@@ -128,7 +128,7 @@ class PhaseUnderWay(ABC):
             call.set_result(SampleChunk(made if call.until > call.begun else (), notice=notice))
 
     def _stop(self, worker: VirtualWorker) -> None:
-        """Let a worker answer after its current denoising step, and do none of the later ones."""
+        """Let a worker answer after its current denoising step, and skip the later ones."""
         if not worker.calls or worker.halted:
             return
         step, first = self._times_of(worker).step, worker.calls[0]

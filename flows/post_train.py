@@ -18,8 +18,8 @@ which generates only what they did not reach.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -121,12 +121,7 @@ def train_run(
         raise
     finally:
         guard.close()
-    with ExitStack() as last:  # each is done, even if one before it fails
-        last.callback(session.finish_readers)
-        if to := config.tracking.to:
-            last.callback(reporter().note, f"sending the result to {', '.join(to)}")
-        last.callback(session.finish_mirror)
-        store.compact(run_id)
+    _finish(partial(store.compact, run_id), session.finish_mirror, partial(_finish_readers, session))
     return summary
 
 
@@ -134,6 +129,27 @@ post_train = flow(name="post-train", validate_parameters=True, persist_result=Fa
     crashes_with_its_cluster(train_run)
 )
 """`train_run` as a separate flow; a flow that does a run calls the function."""
+
+
+def _finish(*steps: Callable[[], None]) -> None:
+    """Do the last steps of a finished run, each even if one before it fails; raise the first failure.
+
+    A person who stops the run waits for none of them.
+    """
+    failures: list[Exception] = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - of any library; it is raised after the other steps
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _finish_readers(session: Session) -> None:
+    if to := session.config.tracking.to:
+        reporter().note(f"sending the result to {', '.join(to)}")
+    session.finish_readers()
 
 
 def _reason(error: BaseException) -> str:

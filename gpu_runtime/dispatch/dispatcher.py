@@ -76,6 +76,7 @@ class Dispatcher:
         self._devices: Sequence[Device] = ()  # as the fleet has listed them last
         self._idle: dict[str, Device] = {}  # those of them without work
         self._freed: list[Device] = []  # since the last look
+        self._lease_ended = False  # since then
         self._elsewhere: dict[str, _Elsewhere] = {}
         self._running = False
         # Phases of the current `run`, most important first; and those that have begun and not ended.
@@ -100,7 +101,8 @@ class Dispatcher:
             RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
                 no device is left for requests that must be done.
         """
-        self._fleet, self._coming, self._devices, self._freed = fleet, set(), (), []
+        self._fleet, self._coming, self._devices = fleet, set(), ()
+        self._freed, self._lease_ended = [], False
         self._phases = (phase,) if beside is None else (phase, beside)
         self._elsewhere, self._running = {}, True
         if other is not None:
@@ -181,7 +183,8 @@ class Dispatcher:
     def _dispatch(self, other: OtherWork | None) -> None:
         """Let every free device that is not under notice pull; before that, groups may change."""
         freed, self._freed = self._freed, []
-        if self._fleet.regroups(self.work_left, bool(freed)):
+        lease_ended, self._lease_ended = self._lease_ended, False
+        if self._fleet.regroups(self.work_left, lease_ended):
             self._add_ready_workers()
         devices = self._fleet.workers(self._phases[0].version)
         if devices is not self._devices:
@@ -197,7 +200,7 @@ class Dispatcher:
         if other is not None:  # for devices that find nothing to generate
             for name, call in other.take([one for one in self._idle.values() if one.notice is None]).items():
                 until_s = self._clock() + self._other_limit_s
-                self._elsewhere[name] = _Elsewhere(self._idle[name], call, until_s)
+                self._elsewhere[name] = _Elsewhere(self._idle.pop(name), call, until_s)
                 call.add_done_callback(self._ended.put)
         for phase in self._phases:  # ahead, while they are busy: planning takes time, too
             if phase.plans and not phase.over:
@@ -408,7 +411,7 @@ class Dispatcher:
 
     def _end(self, flight: Flight) -> None:
         """Detach a device from a lease; calls that still end are late."""
-        flight.over = True
+        flight.over = self._lease_ended = True
         del self._flights[flight.device.name]
         self._freed.append(flight.device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import socket
 import subprocess
 from collections import Counter
@@ -14,12 +15,13 @@ import pytest
 from rich.console import Console
 
 import flows.progress
-from flows.post_train import _note_troubles
+from flows.post_train import _finish, _note_troubles
 from flows.process.cancellation import names_what_ended
+from flows.process.stopping import Stopped
 from flows.progress import Reporter
 from gpu_runtime.cluster.slots import FailedStart
 from storage import clock
-from storage.errors import ClusterLostError, RewardError, RuntimeFailure
+from storage.errors import ClusterLostError, RewardError, RuntimeFailure, StorageError
 from storage.record.records import Collected, DeviceEvent
 from tasks.iteration.session import Session, StormWatch, status_after
 from tests.read_runs import gone_process
@@ -129,3 +131,25 @@ def test_devices_are_noted_where_one_of_another_kind_has_joined():
     for _ in range(2):
         Session.note_devices(session)
     assert facts == [("r", "devices", "NVIDIA H100, cpu")]
+
+
+def test_each_last_step_is_done_even_if_one_before_it_fails():
+    done: list[str] = []
+
+    def refuse() -> None:
+        raise StorageError("disk full")
+
+    def divide() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(StorageError, match="disk full"):
+        _finish(refuse, lambda: done.append("mirror"), divide, lambda: done.append("readers"))
+    assert done == ["mirror", "readers"]
+
+
+def test_a_person_who_stops_a_run_waits_for_no_last_step():
+    def stop() -> None:
+        raise Stopped(signal.SIGTERM, "by a person")
+
+    with pytest.raises(Stopped):
+        _finish(stop, lambda: pytest.fail("is not begun"))

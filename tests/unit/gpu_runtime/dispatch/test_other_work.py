@@ -63,10 +63,12 @@ def trainer_first(names: list[str]) -> str:
 def test_a_trainer_that_finds_nothing_to_roll_out_does_something_else_while_others_go_on():
     script = Script(trainer_first)
     stage = dispatcher(script)
-    parts = Parts(script, 2)
+    parts, looks = Parts(script, 2), []
+    stage.fleet.regroups = lambda left, freed: looks.append(freed)
     stage.loop.run(stage.fleet, stage.phase, None, parts)
     assert_all_there(stage.phase.delivered)
     assert parts.others_busy == [True, True]
+    assert sum(looks) == 3, "after each of the four leases but the last, and not after other work"
 
 
 def test_it_goes_on_rolling_out_what_another_device_has_lost():

@@ -86,6 +86,20 @@ def test_the_measures_agree_with_known_values():
     assert least_distance("#404040", "#c0c0c0") == pytest.approx(distance("#404040", "#c0c0c0"), abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "vision"),
+    [
+        ("#2f80ed", "#7c6fd9", "protanopia"),
+        ("#2bb3c0", "#9aa5b1", "protanopia"),
+        ("#2f80ed", "#7c6fd9", "deuteranopia"),
+        ("#27ae7a", "#2bb3c0", "tritanopia"),
+    ],
+)
+def test_pairs_that_were_too_close_measure_as_too_close(one: str, other: str, vision: str):
+    """Rollout and train, regroup and idle, explore and regroup, as versions before this test drew them."""
+    assert distance(one, other, vision) < 13 < distance(one, other)
+
+
 @pytest.mark.parametrize(("one", "other"), [*itertools.combinations(STATE_COLOURS, 2)])
 def test_two_states_beside_each_other_are_told_apart_by_every_eye(one: str, other: str):
     assert least_distance(STATE_COLOURS[one], STATE_COLOURS[other]) >= STATE_DISTANCE

@@ -153,7 +153,7 @@ class RunFolder:
             os.close(descriptor)
 
     def lines(self, position: int = 0, logs: bool = True) -> tuple[list[Any], int]:
-        """Return the complete lines of events.jsonl after a position, as JSON values, and the position then.
+        """Return the whole lines of events.jsonl after a position, as JSON values, and the position then.
 
         Args:
             position: number of bytes to leave out, or below 0 the number of last bytes to read; a line that
@@ -168,6 +168,9 @@ class RunFolder:
         except FileNotFoundError:
             return [], position
         complete, found = content[: content.rfind(b"\n") + 1], list[Any]()
+        with suppress(ValueError, RecursionError):
+            json.loads(content[len(complete) :])
+            complete = content  # the last line lacks no more than its newline
         for line in complete.splitlines():
             if logs or not line.startswith(b'{"log":'):  # before it is parsed
                 with suppress(ValueError, RecursionError):

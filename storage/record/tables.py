@@ -94,16 +94,19 @@ def tables_of(rows: Mapping[str, Iterable[Mapping[str, Any]]], **shared: Any) ->
     """Build tables from rows (values by column; others are left out) and the values that all rows share.
 
     Raises:
-        StorageError: two rows have the same key.
+        StorageError: two rows have the same key, or a row lacks a column.
     """
     found: Rows = {}
     for table, given in rows.items():
-        values, key = [{**shared, **row} for row in given], KEYS.get(table, ())
-        if key and len({tuple(row[name] for name in key) for row in values}) < len(values):
+        values, key, fields = [{**shared, **row} for row in given], KEYS.get(table, ()), schema(table)
+        try:
+            columns = {name: [row[name] for row in values] for name in fields.names}
+        except KeyError as error:
+            raise StorageError(f"a row of {table} lacks the column {error}") from error
+        if key and len(set(zip(*(columns[name] for name in key), strict=True))) < len(values):
             raise StorageError(f"{len(values)} rows of {table} have the same {', '.join(key)} more than once")
         if values:
-            fields = schema(table)
-            found[table] = pa.table({name: [row[name] for row in values] for name in fields.names}, fields)
+            found[table] = pa.table(columns, fields)
     return found
 
 

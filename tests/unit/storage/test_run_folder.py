@@ -13,8 +13,9 @@ from storage.errors import StorageError
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import PART_FILE
 from storage.record.records import IterationRecord, PaidTime
+from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_store import RunStore
-from storage.record.tables import iteration_rows
+from storage.record.tables import iteration_rows, tables_of
 from tests.sample_run import evaluation_record
 from tests.tampering import set_run
 
@@ -38,8 +39,8 @@ def save(store: RunStore, iteration: int) -> CheckpointStore:
     return checkpoints
 
 
-def lives(store: RunStore) -> dict[int, float]:
-    with store.reading("r") as connection:
+def lives(store: RunStore, run_id: str = "r") -> dict[int, float]:
+    with store.reading(run_id) as connection:
         rows = connection.execute("SELECT iteration, value FROM iteration_metrics").fetchall()
     assert len(dict(rows)) == len(rows), "no iteration twice"
     return dict(rows)
@@ -126,6 +127,33 @@ def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):
     assert store.run("r").error == "no file ?.png"
 
 
+def test_an_event_counts_once_whether_or_not_its_newline_was_written(store: RunStore):
+    folder = store.folder("r")
+    store.add_event("r", "first", "whole")
+    store.add_event("r", "second", "without its newline")
+    log = folder.path / EVENTS_FILE
+    log.write_bytes(log.read_bytes().removesuffix(b"\n"))
+    kinds = [event["kind"] for event in folder.events()]
+    assert kinds == ["first", "second"]
+    lines, position = folder.lines()
+    assert len(lines) == 2
+    store.add_event("r", "third", "whole")
+    assert [line["kind"] for line in folder.lines(position)[0]] == ["third"]
+    assert [event["event_id"] for event in folder.events()] == [1, 2, 3]
+    log.write_bytes(log.read_bytes()[:-2])
+    assert len(folder.events()) == 2, "half a line is none"
+
+
+def test_rows_that_lack_a_column_are_refused_by_name():
+    with pytest.raises(StorageError, match="a row of step_times lacks the column 'chunks'"):
+        tables_of(
+            {"step_times": [{"degree": 1, "request_class": "", "step_s": 1.0}]},
+            run_id="r",
+            phase="",
+            iteration=1,
+        )
+
+
 def test_a_checkpoint_outlives_the_files_whose_rows_a_part_holds(store: RunStore):
     commit(store, 1, 3)
     checkpoints = save(store, 4)
@@ -192,5 +220,6 @@ def test_rows_that_a_part_holds_go_with_a_later_start(store: RunStore):
         os.utime(store.folder(run_id).path / "part-000001", (0, 0))  # long ago, as far as the disk knows
     store.set_status("r", "finished")
     store.sweep_ended()
-    assert list(store.folder("r").path.glob("iteration-*")) == [] and len(lives(store)) == 3
+    assert list(store.folder("r").path.glob("iteration-*")) == []
     assert len(list(store.folder("going-on").path.glob("iteration-*"))) == 3, "its driver sweeps"
+    assert [len(lives(store, run_id)) for run_id in ("r", "going-on")] == [3, 3], "each row counts once"

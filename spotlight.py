@@ -137,8 +137,7 @@ class Run:
     @property
     def ledger(self) -> pd.DataFrame:
         """The paid time: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
-        from storage.record.ledger import read_ledger
-        from storage.record.queries.devices import bill_entries
+        from storage.record.ledger import bill_entries, read_ledger
 
         with self._store.reading(self.run_id) as connection:
             return bill_entries(read_ledger(connection, self.run_id))

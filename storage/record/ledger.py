@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from storage.config.runtime import AUTO, FIXED_CAPACITY
 from storage.record.reading import RecordConnection
 from storage.record.records import JUDGE_USD
+
+if TYPE_CHECKING:  # commands that show no bill do not wait for its import
+    import pandas as pd
 
 MOST_UNACCOUNTED = 0.001
 """The share of the paid time by which the states may differ from it."""
@@ -276,6 +280,16 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
         clock_jumps=tuple(message for (message,) in jumps),
         standbys=tuple(StandbyAccount(*row) for row in standbys),
         judge_usd=judge_usd(connection, run_id),
+    )
+
+
+def bill_entries(ledger: Ledger) -> pd.DataFrame:
+    """Return a run's bill in full detail: columns phase, market, state, device_s, usd."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
+        columns=["phase", "market", "state", "device_s", "usd"],
     )
 
 

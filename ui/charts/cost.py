@@ -14,8 +14,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from storage.record.ledger import Ledger
-from storage.record.queries.devices import bill_entries
+from storage.record.ledger import Ledger, bill_entries
 from ui.charts.layout import add_line, as_bill, dollars, laid_out
 from ui.data.run import RunView
 from ui.elements.formatting import short_duration

@@ -11,7 +11,7 @@ import pandas as pd
 from storage.environment import MODELLED
 from storage.errors import ConfigurationError
 from storage.home import dashboard_page
-from storage.record.ledger import Ledger, read_ledger
+from storage.record.ledger import Ledger, bill_entries, read_ledger
 from storage.record.queries import devices as device_queries
 from storage.record.queries.images import images_before_after
 from storage.record.reading import RecordConnection
@@ -155,7 +155,7 @@ def _costs(report: Report, view: RunView, ledger: Ledger) -> None:
     report.charts(bill_charts(view, ledger))
     if on_demand_cost(ledger, view.is_modelled) is not None:
         report.sentence(ASSUMPTION, "note")
-    bill = device_queries.bill_entries(ledger)
+    bill = bill_entries(ledger)
     if view.is_modelled:
         report.sentence(
             f"{MODELLED} No device was rented: sums are time at the prices of the settings.", "note"

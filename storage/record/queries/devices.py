@@ -1,23 +1,13 @@
 """Queries about devices: their work over time, the use of a market, and the times of a recorded workload.
 
-Like storage/record/queries/runs.py: each function takes an open connection and returns a pandas frame, or a
-list of seconds.
+Each function takes an open connection, as those of storage/record/queries/runs.py do.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
-from storage.record.ledger import Ledger
 from storage.record.reading import RecordConnection
-
-
-def bill_entries(ledger: Ledger) -> pd.DataFrame:
-    """Return a run's bill in full detail: columns phase, market, state, device_s, usd."""
-    return pd.DataFrame(
-        [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
-        columns=["phase", "market", "state", "device_s", "usd"],
-    )
 
 
 def device_intervals(

@@ -11,8 +11,7 @@ import pytest
 
 from storage import environment
 from storage.environment import is_modelled
-from storage.record.ledger import Entry, Ledger, Spent
-from storage.record.queries.devices import bill_entries
+from storage.record.ledger import Entry, Ledger, Spent, bill_entries
 from ui.charts.cost import market_bars, on_demand_cost
 from ui.pages.convergence.charts import mean_over_seeds
 from ui.pages.runs.data import shared_target, time_to_score

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from storage.record.ledger import Ledger, Spent, read_ledger
-from storage.record.queries.devices import bill_entries
+from storage.record.ledger import Ledger, Spent, bill_entries, read_ledger
 from ui.charts import cost
 from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text, money, percent, short_duration, usd

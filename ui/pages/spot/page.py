@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from storage.environment import MODELLED
-from storage.record.ledger import MOST_UNACCOUNTED, Ledger, read_ledger
+from storage.record.ledger import MOST_UNACCOUNTED, Ledger, bill_entries, read_ledger
 from storage.record.queries import devices as device_queries
 from storage.record.queries.runs import events
 from ui.charts.devices import MOST_BARS, gantt_chart, groups_chart, read_course, utilisation_charts
@@ -124,7 +124,7 @@ def _show_spot(home: Path, view: RunView) -> None:
     _show_accounts(ledger)
     offer_downloads(
         view.row.run_id,
-        {"use of the devices": utilisation, "bill by phase and state": device_queries.bill_entries(ledger)},
+        {"use of the devices": utilisation, "bill by phase and state": bill_entries(ledger)},
     )
 
 
@@ -238,9 +238,7 @@ def _show_losses(ledger: Ledger) -> None:
 def _show_accounts(ledger: Ledger) -> None:
     with st.expander("The accounts"):
         st.caption("What was paid for, by phase, market and state")
-        bill = device_queries.bill_entries(ledger).rename(
-            columns={"device_s": "device-seconds", "usd": "US dollars"}
-        )
+        bill = bill_entries(ledger).rename(columns={"device_s": "device-seconds", "usd": "US dollars"})
         show_frame(bill.round({"device-seconds": 2}))
         st.caption("Workers, in seconds: paid = in a state + unaccounted - in two states")
         show_rows(

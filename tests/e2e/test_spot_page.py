@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
+from storage.record.queries import devices as device_queries
 from storage.record.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
 from storage.record.run_store import RunStore
 from tests.dashboard_page import captions, figures, opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
-from ui.charts import devices as spot_data
+from ui.charts import devices as device_charts
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = page_file("spot")
@@ -179,13 +181,29 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
 
 
 def test_a_long_time_line_is_cut_and_iterations_share_bars(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spot_data, "MOST_INTERVALS", 20)
-    monkeypatch.setattr(spot_data, "MOST_BARS", 2)
+    monkeypatch.setattr(device_charts, "MOST_INTERVALS", 20)
+    monkeypatch.setattr(device_charts, "MOST_BARS", 2)
     write_spot_run(begun(store), "r", iterations=4, start=START, lost_in=9)
     page = opened()
     assert "The latest 20 of 36 intervals" in captions(page)
     assert "Each bar is 2 iterations" in captions(page)
     assert "end of 4" in gantt(page)
+
+
+def test_the_bill_and_the_use_are_of_one_moment(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    write_spot_run(begun(store), "r", iterations=1, start=START, lost_in=9)
+    read, found = device_queries.utilisation, list[pd.DataFrame]()
+
+    def after_a_commit(*arguments: Any) -> pd.DataFrame:
+        store.commit_iteration(exploring(iteration_record("r", 2, START + 18)))
+        found.append(read(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(device_queries, "utilisation", after_a_commit)
+    page = opened()
+    assert figures(page)["Paid device time"] == "54.0 s"
+    [use] = found
+    assert use["last"].unique().tolist() == [1]
 
 
 def test_the_degree_that_measured_times_have_chosen(store: RunStore):

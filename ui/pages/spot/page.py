@@ -11,6 +11,7 @@ from storage.environment import MODELLED
 from storage.record.ledger import MOST_UNACCOUNTED, Ledger, bill_entries, read_ledger
 from storage.record.queries import devices as device_queries
 from storage.record.queries.runs import events
+from storage.record.reading import RecordConnection
 from ui.charts.devices import MOST_BARS, gantt_chart, groups_chart, read_course, utilisation_charts
 from ui.data.run import IDLE_SPOT_ADVICE, RunView, load
 from ui.elements.formatting import figure as as_figure
@@ -106,19 +107,29 @@ _SHOWN_LOSSES = 200
 _MOST_DECISIONS = 200
 
 
+def _read_spot(
+    connection: RecordConnection, run_id: str
+) -> tuple[list[int], Ledger, pd.DataFrame, pd.DataFrame]:
+    """Return a run's iterations, ledger, utilisation and decisions, all of one moment."""
+    return (
+        device_queries.recorded_iterations(connection, run_id),
+        read_ledger(connection, run_id),
+        device_queries.utilisation(connection, run_id, MOST_BARS),
+        events(connection, run_id, _MOST_DECISIONS, ("capacity",)),
+    )
+
+
 def _show_spot(home: Path, view: RunView) -> None:
-    iterations = load(device_queries.recorded_iterations, home, view)
+    iterations, ledger, utilisation, decisions = load(_read_spot, home, view)
     if not iterations:
         st.info("The first figures come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    ledger = load(read_ledger, home, view)
-    utilisation = load(device_queries.utilisation, home, view, MOST_BARS)
     _show_imbalance(ledger)
     _show_spot_verdict(ledger, view.is_modelled)
     _show_spot_figures(ledger)
     _show_course(home, view, iterations)
     _show_use(utilisation)
-    _show_decisions(load(events, home, view, _MOST_DECISIONS, ("capacity",)))
+    _show_decisions(decisions)
     st.subheader("Lost devices")
     _show_losses(ledger)
     _show_accounts(ledger)

@@ -1,11 +1,14 @@
-"""Text given by people: in values, in files that they name, and in the names of what they have written."""
+"""Text that people give, files they name, and checks of where output goes."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
+import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -55,8 +58,15 @@ def web_address(text: str) -> SplitResult | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for a name or an address by which a machine reaches itself."""
-    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+    """Return True for a name or an address, also a short one (`127.1`), that only this machine reaches."""
+    if host == "localhost":
+        return True
+    with suppress(OSError, ValueError):
+        host = socket.inet_ntoa(socket.inet_aton(host))
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -> str:

@@ -30,7 +30,6 @@ from flows.server.note import (
     ServerNote,
     check_address,
     home_password,
-    is_loopback,
     living_note,
     living_server,
     password_file,
@@ -44,6 +43,7 @@ from storage.errors import ConfigurationError, ServerError, quoted
 from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE, UP_VARIABLE, Home
 from storage.processes import SAFE_PATH, python_command
 from storage.record.files import locked
+from storage.text import is_loopback
 
 SERVING_MODULE = "flows.deployed.serving"
 

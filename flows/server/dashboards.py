@@ -15,7 +15,6 @@ from flows.server.note import (
     ServerNote,
     check_address,
     is_free,
-    is_loopback,
     living_note,
     read_note,
     refuse_taken_port,
@@ -24,6 +23,7 @@ from storage.access.login import read_login
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import HOME_VARIABLE, Home
 from storage.processes import python_command
+from storage.text import is_loopback
 
 DEFAULT_PORT = 8501
 _PORTS_TRIED = 20

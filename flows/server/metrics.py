@@ -15,13 +15,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from flows.server.note import LOOPBACK, check_address, is_loopback, refuse_taken_port
+from flows.server.note import LOOPBACK, check_address, refuse_taken_port
 from storage.access.server_guard import ServerGuard
 from storage.errors import ConfigurationError, StorageError
 from storage.home import Home, is_open_to_others
 from storage.record.results import LiveRun, live_runs
 from storage.record.run_store import RunStore
-from storage.text import read_text_file
+from storage.text import is_loopback, read_text_file
 
 _SHORTEST_TOKEN = 32
 _FIGURES = {

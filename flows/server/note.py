@@ -163,11 +163,6 @@ def check_address(host: str, names: Sequence[str] = ()) -> None:
             )
 
 
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach the address."""
-    return ipaddress.IPv4Address(host).is_loopback
-
-
 def reachable(host: str) -> str:
     """Return the address at which this machine itself reaches a server that listens on `host`."""
     return LOOPBACK if ipaddress.IPv4Address(host).is_unspecified else host

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from storage.text import is_loopback
+
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
@@ -31,7 +33,7 @@ class ServerGuard:
     def __init__(self, application: _Application, host: str, names: Iterable[str] = ()) -> None:
         self._application = application
         self._further = frozenset(name.lower() for name in names)
-        self._open = not ipaddress.IPv4Address(host).is_loopback
+        self._open = not is_loopback(host)
         machine = {socket.gethostname().lower(), socket.getfqdn().lower()} if self._open else set()
         self._names = {host, "127.0.0.1", "localhost", "::1", *machine, *self._further}
 

@@ -32,7 +32,7 @@ from flows.deployed.up import (
 )
 from flows.server.children import Child
 from flows.server.dashboards import serve
-from flows.server.note import ServerNote, is_loopback, password_file, reachable, read_note
+from flows.server.note import ServerNote, password_file, reachable, read_note
 from storage.errors import ServerError
 from storage.home import UP_VARIABLE, Home
 from storage.processes import python_command
@@ -85,9 +85,7 @@ def test_no_address_is_listened_on_without_a_password(tmp_path: Path):
     assert not (tmp_path / "up.json").exists()
 
 
-def test_which_addresses_are_this_machine_alone():
-    assert is_loopback("127.0.0.1")
-    assert not is_loopback("0.0.0.0")
+def test_the_address_at_which_this_machine_reaches_a_server():
     assert reachable("0.0.0.0") == "127.0.0.1"
     assert reachable("10.1.2.3") == "10.1.2.3"
 

@@ -9,7 +9,7 @@ import pytest
 
 from storage import text
 from storage.errors import PromptFileError
-from storage.text import is_text, read_text_file
+from storage.text import is_loopback, is_text, read_text_file
 
 
 def refusal(path: Path | str) -> str:
@@ -46,3 +46,16 @@ def test_text_is_utf8_with_or_without_a_mark(tmp_path: Path):
     assert is_text("café 😀\n")
     assert not is_text("a\0b")
     assert not is_text("half \ud83d")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.5.6.7", "127.1", "127.0.1", "localhost", "::1"])
+def test_a_loopback_address_is_known_in_every_form(host: str):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "0.0.0.0", "10.127.0.1", "128.1", "::", "127.example.org", "localhost.example.org", "127.1\0"],
+)
+def test_what_other_machines_may_reach_is_no_loopback_address(host: str):
+    assert not is_loopback(host)

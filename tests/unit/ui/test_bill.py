@@ -86,6 +86,8 @@ def test_the_bars_sum_to_the_bill_the_dearest_on_top_or_in_a_given_order():
         ({"runtime": {"cluster": "auto"}}, {"accelerators": "none"}, True),
         ({"runtime": {"cluster": "127.0.0.1:6379"}}, {"accelerators": "none"}, True),
         ({"runtime": {"cluster": "ray://localhost:10001"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "127.1:10001"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "127.example.org:10001"}}, {"accelerators": "none"}, False),
         ({"runtime": {"cluster": "auto"}}, {"accelerators": "8 x AMD gfx90402"}, False),
         ({"runtime": {"cluster": "10.0.0.1:6379"}, "model": {"device": "cpu"}}, {}, True),
         ({"runtime": {"cluster": "10.0.0.1:6379"}}, {"devices": "cpu"}, True),

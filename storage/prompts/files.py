@@ -38,6 +38,10 @@ _DEEPEST = 16
 _MOST_OBJECTS = 1_000
 """The most objects of a class in a row."""
 
+_KEY = b"spotlight: held-out prompts"
+"""The key of the hashes in `draw_subset`. Another key would draw other subsets, to which no earlier score is
+comparable."""
+
 
 @dataclass(frozen=True)
 class PromptRecord:
@@ -268,10 +272,6 @@ def _check_objects(objects: Any, key: str, where: str) -> None:
                 f"{at}.position` points at object {quoted(position[1])}; it must be another of the "
                 f"{len(objects)} objects"
             )
-
-
-_KEY = b"spotlight: held-out prompts"
-"""The key of the hashes. Another key would draw other subsets, to which no earlier score is comparable."""
 
 
 def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> list[PromptRecord]:

@@ -1,6 +1,6 @@
-"""MLflow's copy of a run, in the home or on a server; its pages; the check of a server.
+"""Copy a run to MLflow, in the home or on a server; give the addresses of its pages; check a server.
 
-Nothing here imports MLflow before a reader is opened: that takes seconds.
+Importing MLflow takes seconds, so only the functions that use it import it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "spotlight"
 
+RUN_TAG = "spotlight.run_id"
+"""The tag that ties an MLflow run to ours, so that a resumed run continues in the same one."""
+
+LOCAL_SERVER = "http://127.0.0.1:5000"
+"""The address at which `serve_command` serves."""
+
 _KIND_TAG = "mlflow.experimentKind"
 _KIND = "custom_model_development"
 """MLflow's tag for training; without it, MLflow may open an experiment in its view of prompts and traces."""
@@ -58,6 +64,14 @@ _ENVIRONMENT = {
 
 _OF_A_HOME = ("experiments",)
 """MLflow's own experiment has a folder by its place of creation; MLflow makes it if it is missing."""
+
+_FOR_TRAINING = "?workflowType=machine_learning"
+"""A query that selects MLflow's menu for training; otherwise it is the one for prompts and traces."""
+
+_ANSWER_LIMIT_S = 5.0
+_SEARCH = "/api/2.0/mlflow/experiments/search"
+_OTHER_LOGINS = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
+"""Ways to log in that MLflow's plug-ins know, and this check does not."""
 
 
 class MlflowReader(Reader):
@@ -202,21 +216,6 @@ def make_tables(database: Path) -> None:
     from mlflow import MlflowClient
 
     MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments(max_results=1)
-
-
-RUN_TAG = "spotlight.run_id"
-"""The tag that ties an MLflow run to ours, so that a resumed run continues in the same one."""
-
-LOCAL_SERVER = "http://127.0.0.1:5000"
-"""The address at which `serve_command` serves."""
-
-_FOR_TRAINING = "?workflowType=machine_learning"
-"""A query that selects MLflow's menu for training; otherwise it is the one for prompts and traces."""
-
-_ANSWER_LIMIT_S = 5.0
-_SEARCH = "/api/2.0/mlflow/experiments/search"
-_OTHER_LOGINS = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
-"""Ways to log in that MLflow's plug-ins know, and this check does not."""
 
 
 def run_page(server: str, experiment_id: str, mlflow_id: str) -> str:

@@ -166,10 +166,6 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
     return activity
 
 
-_STATUS_COLUMNS = ["run_id", "status", "ended_at", "host", "pid", "process_started_at"]
-"""The attributes of a `RunRow` that its shown status depends on, as columns of a table of runs."""
-
-
 def shown_status(row: RunRow, activity: Activity) -> str:
     """Return the recorded status, but `interrupted` if the process is gone, or `starting`."""
     started_at = activity.phases.get(START)
@@ -195,7 +191,13 @@ def activity_of(home: Home, row: RunRow, messages: int = 100) -> Activity:
 
 
 def shown_statuses(home: Home, table: pd.DataFrame) -> list[str]:
-    """Return the status of each run of a table that has `_STATUS_COLUMNS`; NaN for missing values."""
-    known = table[_STATUS_COLUMNS].astype(object)
+    """Return the status to show for each run of a table.
+
+    Args:
+        table: frame with the columns run_id, status, ended_at, host, pid and process_started_at, at least;
+            NaN for missing values.
+    """
+    columns = ["run_id", "status", "ended_at", "host", "pid", "process_started_at"]
+    known = table[columns].astype(object)
     rows: Any = known.where(known.notna(), None).itertuples(index=False)
     return [shown_status(row, activity_of(home, row, 0)) for row in rows]

@@ -227,10 +227,14 @@ class RunStore:
         note: str | None = None,
         archived: bool | None = None,
     ) -> None:
-        """Change the notes about a run, even while it is at work. Too many or too long ones are refused.
+        """Change the notes about a run, even while it is at work.
 
         Args:
             tags, note, archived: None keeps a value.
+
+        Raises:
+            ConfigurationError: a tag or the note is too long, or there are too many tags.
+            RunNotFoundError: no run has that identifier.
         """
         kept = tuple(dict.fromkeys(tag.strip() for tag in tags or () if tag.strip()))
         if too_long := [tag for tag in kept if len(tag) > LONGEST_TAG]:
@@ -249,16 +253,19 @@ class RunStore:
             "note": None if note is None else note.strip(),
             "archived": archived,
         }
-        given = {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name, value in given.items() if value is not None}
 
         def noted(values: dict[str, Any]) -> dict[str, Any]:
-            changed = {name: value for name, value in given.items() if value is not None}
             return values | {"notes": asdict(_notes(values)) | changed | {"changed_at": now()}}
 
         self.known(run_id).change(NOTES_FILE, noted)
 
     def link(self, run_id: str, place: str, address: str) -> None:
-        """Record another page of a run at a place, such as `prefect`, replacing an earlier address."""
+        """Record another page of a run at a place, such as `prefect`, replacing an earlier address.
+
+        Raises:
+            RunNotFoundError: no run has that identifier.
+        """
         link = {"address": address, "noted_at": now()}
         self.known(run_id).change(
             NOTES_FILE, lambda values: values | {"links": values.get("links", {}) | {place: link}}

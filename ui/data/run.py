@@ -35,6 +35,7 @@ from storage.record.run_store import RunNotes, RunRow, RunStore
 T = TypeVar("T")
 
 CACHE_S = 2  # age in seconds at which cached figures are read again; several open tabs share one reading
+_SIDE = 256  # largest side of a source image on a page, in pixels
 
 
 @dataclass(frozen=True)
@@ -340,9 +341,6 @@ def read_quality(connection: RecordConnection, run_id: str) -> QualityView:
     """Return the quality of a run."""
     pairs = paired_figures(connection, run_id)
     return QualityView(figure_means(connection, run_id), quality_verdict(pairs))
-
-
-_SIDE = 256  # largest side of a source image on a page, in pixels
 
 
 def sources_of(view: RunView, images: pd.DataFrame) -> dict[int, str]:

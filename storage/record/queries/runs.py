@@ -137,14 +137,14 @@ class WorkClock:
 
     Args:
         spans: frame with columns `started_at` and `ended_at` (Unix seconds); spans may overlap.
-        longest_s: seconds up to which a break stays on the axis.
+        kept_break_s: seconds up to which a break stays on the axis.
     """
 
-    def __init__(self, spans: pd.DataFrame, longest_s: float = 0.0) -> None:
+    def __init__(self, spans: pd.DataFrame, kept_break_s: float = 0.0) -> None:
         in_order = spans.sort_values("started_at", kind="stable")
         starts = in_order["started_at"].to_numpy(dtype=float)
         reach = np.maximum.accumulate(in_order["ended_at"].to_numpy(dtype=float))
-        is_new = starts[1:] - reach[:-1] > longest_s  # a span starts after all earlier ones have ended
+        is_new = starts[1:] - reach[:-1] > kept_break_s  # a span starts after all earlier ones have ended
         self._begins, self._ends = (
             starts[np.append(True, is_new)[: len(starts)]],
             reach[np.append(is_new, True)[: len(starts)]],

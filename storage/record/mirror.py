@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import CheckpointError
+from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.record.checkpoints import KEPT, MANIFEST, PINNED, CheckpointStore
-from storage.record.files import CHECKPOINT, PART_FILE, is_row_folder
+from storage.record.files import CHECKPOINT, PART_FILE, is_row_folder, read_json
 from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
@@ -235,10 +235,7 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
                 fetched.pin(pinned)
             for name in _entries(there):
                 if is_row_folder(name):
-                    _fetch_files(there, name, fetching / name)
-                    # A part that was not copied completely is left out, as its folders are there.
-                    if name.startswith("part-") and not (fetching / name / PART_FILE).exists():
-                        shutil.rmtree(fetching / name)
+                    _fetch_rows(there, name, fetching / name)
                 elif name in _CHANGING:
                     there.get_file(name, str(fetching / name))
             if run.exists():  # without checkpoints: worth less than the fetched run
@@ -267,6 +264,16 @@ def _fetch_checkpoint(there: DirFileSystem, store: CheckpointStore, iteration: i
         shutil.rmtree(folder)
         return False
     return True
+
+
+def _fetch_rows(there: DirFileSystem, source: str, folder: Path) -> None:
+    """Fetch a folder of rows; a part that was not copied completely is left out, as its folders are there."""
+    _fetch_files(there, source, folder)
+    if folder.name.startswith("part-"):
+        try:
+            read_json(folder / PART_FILE)
+        except StorageError:
+            shutil.rmtree(folder)
 
 
 def _fetch_files(there: DirFileSystem, source: str, folder: Path) -> None:

@@ -20,6 +20,7 @@ from storage.errors import CheckpointError, ConfigurationError, StorageError
 from storage.home import Home
 from storage.record import mirror as mirror_module
 from storage.record.checkpoints import CheckpointStore
+from storage.record.files import PART_FILE
 from storage.record.mirror import (
     CheckpointMirror,
     copy_to_mirror,
@@ -357,8 +358,15 @@ def test_what_is_torn_or_damaged_is_passed_over(tmp_path: Path, home: Home, else
     shutil.copytree(there / "iteration-000002", there / "iteration-000003")
     (there / "iteration-000003" / "checkpoint" / "manifest.json").unlink()
     (there / "iteration-000002" / "checkpoint" / "weights").write_bytes(b"wrong")
+    for part, text in (("part-000001", None), ("part-000002", '{"covers": ["iter')):
+        (there / part).mkdir()
+        shutil.copy(there / "iteration-000001" / "iterations.parquet", there / part)
+        if text is not None:
+            (there / part / PART_FILE).write_text(text)
     assert fetch_from_mirror(str(mirror), elsewhere, "run") == 1
     assert newest(elsewhere)[0] == 1
+    assert not list(elsewhere.run("run").glob("part-*"))
+    assert set(committed(elsewhere)) == {1, 2}
     (there / "iteration-000001" / "checkpoint" / "weights").write_bytes(b"wrong")
     shutil.rmtree(elsewhere.run("run"))
     with pytest.raises(CheckpointError, match="damaged"):

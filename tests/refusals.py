@@ -45,7 +45,9 @@ from storage.record.run_store import RunStore
 from tests.tampering import make_earlier_home
 
 LIST = Path(__file__).with_name("bad_inputs.jsonl")
-HEAVY = ("torch", "diffusers", "ray", "prefect", "mlflow", "transformers", "pandas", "streamlit", "peft")
+HEAVY = (
+    "torch", "diffusers", "ray", "prefect", "mlflow", "transformers", "pandas", "streamlit", "peft", "scipy",
+)  # fmt: skip
 """What takes seconds to import."""
 
 HANG_S = 60

@@ -26,7 +26,7 @@ from storage.config.run_config import RunConfig
 from storage.config.settings_table import SettingEntry, list_settings, settings_page
 from storage.environment import MODELLED, PRESET, is_modelled
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
-from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation, compare_evaluations
 from storage.home import Home
 from storage.record.results import results_so_far
 from storage.record.run_folder import bare_folders
@@ -261,8 +261,6 @@ def evaluations(
     """List what `evaluate` made, newest first; of two, say by how much the second is better."""
     home = Home.from_environment()
     if before is not None and after is not None:
-        from storage.evaluations.separate import compare_evaluations
-
         difference = compare_evaluations(home, before, after)
         if not as_json:
             show_figures(difference, f"{difference['after']} is better than {difference['before']} by", True)

@@ -13,8 +13,6 @@ from storage.config.loading import differing, stored_config
 from storage.config.run_config import RunConfig
 from storage.environment import gives_verdict
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
-from storage.evaluations.figures import graded, tagged_figures
-from storage.evaluations.quality import JUDGE, image_changes
 from storage.home import Home
 from storage.prompts.files import draw_subset, load_run_prompts
 from storage.record.files import put_folder, refusals
@@ -201,6 +199,9 @@ def difference_of(
     Raises:
         ConfigurationError: other scorers judged them, or no judged images have the same prompt and seed.
     """
+    from storage.evaluations.figures import graded, tagged_figures  # it imports scipy
+    from storage.evaluations.quality import JUDGE, image_changes
+
     old, new = before[0].config, after[0].config
     refuse_other_judge(before[0], new)
     judged = [

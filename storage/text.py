@@ -111,9 +111,9 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
     Raises:
         ConfigurationError: the file is missing or not JSON, or a value is missing or out of range.
     """
-    values = parse_json(
-        read_text_file(path, f"{kind} {path}", ConfigurationError), f"{kind} {path}", ConfigurationError
-    )
+    name = f"{kind} {path}"
+    text = read_text_file(path, name, ConfigurationError)
+    values = parse_json(text, name, ConfigurationError, f"see {documented} for the form")
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -121,20 +121,24 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
             f"{'.'.join(map(str, problem['loc'])) or kind}: {problem['msg']}"
             for problem in error.errors()[:_MOST_PROBLEMS]
         )
-        raise ConfigurationError(f"{kind} {path}: {problems}; see {documented} for the form") from error
+        raise ConfigurationError(f"{name}: {problems}; see {documented} for the form") from error
 
 
-def parse_json(text: str, where: str, failure: type[SpotlightError]) -> Any:
+def parse_json(text: str, where: str, failure: type[SpotlightError], advice: str) -> Any:
     """Return the value of a JSON text.
 
     Args:
         where: beginning of a refusal, such as a file and a line.
         failure: raised if the text is not JSON.
+        advice: end of a refusal, which says what to do.
     """
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, endless brackets
-        raise failure(f"{where}: not JSON that can be read ({error}); correct it") from error
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno} " if "\n" in text else ""  # of a row, `where` gives the line
+        raise failure(f"{where}: not JSON ({error.msg} at {line}column {error.colno}); {advice}") from error
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, endless brackets
+        raise failure(f"{where}: not JSON that can be read ({error}); {advice}") from error
 
 
 def claim_folder(path: str | Path, option: str) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.errors import PromptFileError
+from storage.errors import PromptFileError, quoted
 from storage.text import parse_json, read_text_file
 
 DATA_SUFFIXES = (".parquet", ".arrow")
@@ -71,9 +71,9 @@ def dataset_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, row in enumerate(table.to_pylist(), start=1):
             where, found = f"{file}:row {number}", _without_nothing(row)
             objects = {
-                key: parse_json(found[key], f"{where}: `{key}`", PromptFileError)
+                key: parse_json(text, f"{where}: `{key}`", PromptFileError, f"correct {quoted(text)}")
                 for key in ("include", "exclude")
-                if isinstance(found.get(key), str)
+                if isinstance(text := found.get(key), str)
             }
             yield where, found | objects | {"prompt": found.get(column)}
 
@@ -119,7 +119,8 @@ def _needed(file: Path, names: list[str]) -> list[str]:
 
 def _list_of(file: Path, key: str, kind: type) -> list[Any]:
     """Return the list under a key of a JSON file that `datasets` writes."""
-    values = parse_json(read_text_file(file, str(file), PromptFileError), str(file), PromptFileError)
+    text = read_text_file(file, str(file), PromptFileError)
+    values = parse_json(text, str(file), PromptFileError, "save the dataset again")
     listed = values.get(key, []) if isinstance(values, dict) else None
     if not isinstance(listed, list) or not all(isinstance(entry, kind) for entry in listed):
         raise PromptFileError(f"{file}: {key} is no list as `datasets` writes it; save the dataset again")

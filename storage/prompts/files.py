@@ -197,7 +197,7 @@ def _record(line: str, is_row: bool, folder: Path, where: str, prompt_id: int, n
     if not is_row:
         _check_prompt(line, where)
         return PromptRecord(prompt_id, line, line=number)
-    row = parse_json(line, where, PromptFileError)
+    row = parse_json(line, where, PromptFileError, "correct the row")
     if not isinstance(row, dict):
         raise PromptFileError(f"{where}: expected a JSON object, got {type(row).__name__}")
     _check_row(row, where)

@@ -195,7 +195,7 @@ def test_objects_may_be_json_text(tmp_path: Path) -> None:
     row = {"tag": "position", "include": json.dumps(objects), "prompt": "a dog left of a cat"}
     (record,) = load_prompts(save_to_disk(tmp_path / "set", [row]))
     assert record.metadata["include"] == objects
-    with pytest.raises(PromptFileError, match=r"row 1: `include`: not JSON"):
+    with pytest.raises(PromptFileError, match=r"row 1: `include`: not JSON \(.* column 3\); correct '\[\{'$"):
         load_prompts(save_to_disk(tmp_path / "bad", [row | {"include": "[{"}]))
 
 

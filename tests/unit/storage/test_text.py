@@ -9,7 +9,7 @@ import pytest
 
 from storage import text
 from storage.errors import PromptFileError
-from storage.text import is_loopback, is_text, read_text_file
+from storage.text import is_loopback, is_text, parse_json, read_text_file
 
 
 def refusal(path: Path | str) -> str:
@@ -59,3 +59,9 @@ def test_a_loopback_address_is_known_in_every_form(host: str):
 )
 def test_what_other_machines_may_reach_is_no_loopback_address(host: str):
     assert not is_loopback(host)
+
+
+def test_what_is_no_json_is_refused_by_its_line_and_column():
+    for given, at in (("{oops", "column 2"), ('{"a":\n oops}', "line 2 column 2")):
+        with pytest.raises(PromptFileError, match=rf"^the file: not JSON \([^:]* at {at}\); save it again$"):
+            parse_json(given, "the file", PromptFileError, "save it again")

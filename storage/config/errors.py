@@ -77,14 +77,12 @@ def naming_sources(sources: Mapping[str, str]) -> Iterator[None]:
 
 
 def origin_of(setting: str) -> str:
-    """` (from --set)`, where the source of a setting, or of one in or around it, is known; else empty."""
-    own = f"{setting}."
-    related = (
-        source
-        for name, source in _SOURCES.get({}).items()
-        if own.startswith(f"{name}.") or name.startswith(own)
-    )
-    return f" (from {source})" if (source := next(related, "")) else ""
+    """` (from --set)`, where the source of a setting is known, or of the value around it, or of all in it."""
+    sources, parts = _SOURCES.get({}), setting.split(".")
+    outwards = (dotted(parts[:depth]) for depth in range(len(parts), 0, -1))
+    found = next(({sources[name]} for name in outwards if name in sources), set[str]())
+    found = found or {source for name, source in sources.items() if name.startswith(f"{setting}.")}
+    return f" (from {found.pop()})" if len(found) == 1 else ""
 
 
 def as_given(settings: Mapping[str, str]) -> str:

@@ -143,7 +143,12 @@ def load_with_sources(
         )
     _drop_options_of_others([*([layer] for layer in below), layers])
     layers = [*below, *layers]
-    sources = {name: origin for origin, values in layers for name, _ in flat(values)}
+    sources: dict[str, str] = {}
+    for origin, values in layers:
+        for name, _ in flat(values):
+            for around in itertools.accumulate(name.split("."), "{}.{}".format):
+                sources.pop(around, None)  # a table replaces the value below
+            sources[name] = origin
     with naming_sources(sources):
         return _validated(layers, problems), sources
 

@@ -112,7 +112,8 @@ class Registry(Generic[Kind]):
 
     def _given(self, name: str, setting: str) -> str:
         setting = setting or self.setting
-        return f"{setting} = {quoted(name)}{origin_of(setting)}"
+        origin = origin_of(f"{setting}.{name}")  # of the value, or of the name among the keys of a table
+        return f"{setting} = {quoted(name)}{origin}"
 
     def _imported(self, name: str, path: str, setting: str) -> Kind:
         module, _, attribute = path.rpartition(":")

@@ -7,16 +7,16 @@ import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from storage.config.errors import explain
+from storage.config.errors import explain, naming_sources, origin_of
 from storage.config.section import Section
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, quoted
 from storage.home import Home, is_open_to_others
-from storage.text import is_loopback, web_address
+from storage.text import NOT_TEXT, is_loopback, is_text
 
 LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
 """The environment variable that names the file with the settings of the login."""
@@ -24,11 +24,11 @@ LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
 _CALLBACK = "/oauth2callback"
 _SECRET_LENGTH = 32
 
-_Text = Annotated[str, Field(min_length=1)]
-
 
 class Login(Section):
     """A complete login."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a secret
 
     redirect_uri: str
     """Address of the dashboard as browsers see it, ending in `/oauth2callback`."""
@@ -36,14 +36,15 @@ class Login(Section):
     cookie_secret: str
     """Secret that signs the cookie of a logged-in browser."""
 
-    client_id: _Text
-    client_secret: _Text
+    client_id: str
+
+    client_secret: str
     """Credentials of the dashboard at the provider."""
 
     server_metadata_url: str
     """Address of the provider's metadata."""
 
-    allow: tuple[_Text, ...] = Field(min_length=1)
+    allow: tuple[str, ...]
     """Addresses that may enter, such as `ada@example.org` or `*@example.org`; `*` is any user of the
     provider."""
 
@@ -57,20 +58,36 @@ class Login(Section):
     @field_validator("redirect_uri", "server_metadata_url")
     @classmethod
     def _is_encrypted(cls, value: str, info: ValidationInfo) -> str:
-        parts = web_address(value)
-        if parts is None:
-            raise ValueError(f"{info.field_name} {value} is no address that begins with https://")
-        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            raise ValueError(
-                f"{info.field_name} {value} sends the login over the network unencrypted; use https://"
-            )
+        said = f"{info.field_name} = {quoted(value)}{origin_of(info.field_name or '')}:"
+        try:
+            parts = urlsplit(value)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError(f"{said} is no address: {error}") from error
+        if parts.scheme not in ("http", "https") or not host:
+            raise ValueError(f"{said} must begin with https:// and a host")
+        if port == 0:
+            raise ValueError(f"{said} is no address: no server has port 0")
+        if parts.scheme == "http" and not is_loopback(host):
+            raise ValueError(f"{said} sends the login over the network unencrypted; use https://")
         return value
 
     @field_validator("redirect_uri")
     @classmethod
     def _is_the_callback(cls, value: str) -> str:
         if not urlsplit(value).path.endswith(_CALLBACK):
-            raise ValueError(f"redirect_uri {value} must end in {_CALLBACK}")
+            raise ValueError(
+                f"redirect_uri = {quoted(value)}{origin_of('redirect_uri')}: must end in {_CALLBACK}"
+            )
+        return value
+
+    @field_validator("cookie_secret", "client_secret", mode="before")
+    @classmethod
+    def _is_a_secret(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a secret before a check that would show it."""
+        if not isinstance(value, str) or not is_text(value):
+            problem = NOT_TEXT if isinstance(value, str) else f"must be text, not {type(value).__name__}"
+            raise ValueError(f"{info.field_name}{origin_of(info.field_name or '')} {problem}")
         return value
 
     @field_validator("cookie_secret")
@@ -78,8 +95,17 @@ class Login(Section):
     def _is_long(cls, value: str) -> str:
         if len(value) < _SECRET_LENGTH:
             raise ValueError(
-                f"cookie_secret has {len(value)} characters, and needs {_SECRET_LENGTH}; make one with "
-                "`openssl rand -hex 32`"
+                f"cookie_secret{origin_of('cookie_secret')} has {len(value)} characters, and needs "
+                f"{_SECRET_LENGTH}; make one with `openssl rand -hex 32`"
+            )
+        return value
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _lists_addresses(cls, value: Any) -> Any:
+        if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
+            raise ValueError(
+                f'allow = {quoted(value)}: must be a list of addresses, as in ["ada@example.org"]'
             )
         return value
 
@@ -103,23 +129,33 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
         ConfigurationError: the login is incomplete, cannot work, or can be read by others.
     """
     environ = os.environ if environ is None else environ
-    keys = [key for key, field in Login.model_fields.items() if field.is_required()]
-    given = {key: environ[name] for key in keys if environ.get(name := f"{LOGIN_VARIABLE}_{key.upper()}")}
+    required = [key for key, field in Login.model_fields.items() if field.is_required()]
+    variables = {key: f"{LOGIN_VARIABLE}_{key.upper()}" for key in required}
+    given = {key: environ[name] for key, name in variables.items() if environ.get(name)}
     named = environ.get(LOGIN_VARIABLE, "")
     file = Path(named).expanduser() if named else home.path / "login.toml"
     if not named and not given and not file.exists():
         return None
-    values: dict[str, Any] = _read(file) if named or file.exists() else {}
-    values |= given
+    has_file = bool(named) or file.exists()
+    values = (_read(file) if has_file else {}) | given
     if isinstance(values.get("allow"), str):
         values["allow"] = [part.strip() for part in values["allow"].split(",") if part.strip()]
-    try:
-        return Login(**values)
-    except ValidationError as error:
-        source = str(file) if named or file.exists() else "the environment"
-        raise ConfigurationError(
-            f"the login of {source}: {'; '.join(explain(error, Login))} (docs/reference/dashboard.md)"
-        ) from error
+    missing = [key for key in required if values.get(key) in (None, "", [])]
+    for key in missing:
+        values.pop(key, None)
+    with naming_sources({key: variables[key] for key in given}):
+        try:
+            return Login.model_validate(values)
+        except ValidationError as error:
+            lines = zip(explain(error, Login), error.errors(), strict=True)
+            problems = [line for line, problem in lines if problem["type"] != "missing"]
+            if missing:
+                names = missing if has_file else [variables[key] for key in missing]
+                problems.append(f"{', '.join(names)} missing")
+            raise ConfigurationError(
+                f"the login of {file if has_file else 'the environment'}: {'; '.join(problems)}; see "
+                "docs/reference/dashboard.md"
+            ) from error
 
 
 def refusal(

@@ -53,7 +53,8 @@ _BOUNDS = {
 }
 
 _KINDS = {"finite_number": "must be finite", "int": "must be a whole number",
-          "float": "must be a number", "string_too_short": "must not be empty", "string": "must be text",
+          "float": "must be a number", "dict": "must be a table, as in {name = 1}",
+          "string_too_short": "must not be empty", "string": "must be text",
           "bool": "must be true or false", "tuple": 'must be a list, as in ["a", "b"]'}  # fmt: skip
 
 
@@ -156,9 +157,10 @@ def _reason(problem: ErrorDetails, key: Sequence[str], model: type[BaseModel]) -
 def _unknown(key: Sequence[str], model: type[BaseModel], prefix: str) -> str:
     """Name the setting nearest to a key that is none, here or in another section."""
     last, around = key[-1].lower(), dotted(key[:-1])
-    alias = ALIASES.get(last, "")
+    aliases = ALIASES if model is RunConfig else {}
+    alias = aliases.get(last, "")
     in_section = alias if len(key) == 1 or alias.startswith(f"{key[0]}.") else ""
-    if not prefix and (meant := ALIASES.get(dotted(key).lower(), in_section)):
+    if meant := aliases.get(dotted(key).lower(), in_section):
         return f"no such setting; did you mean {meant}?"
     section = model_of(model, key[:-1])
     if section is None:

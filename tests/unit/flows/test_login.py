@@ -47,8 +47,13 @@ def test_the_file_may_lie_elsewhere(tmp_path: Path):
 @pytest.mark.parametrize("key", list(LOGIN))
 def test_half_a_login_is_refused(tmp_path: Path, key: str):
     values = {name: value for name, value in LOGIN.items() if name != key}
-    with pytest.raises(ConfigurationError, match=f"login.toml: {key} has no value; set {key}="):
-        check_login(write_login(Home(tmp_path), values), "127.0.0.1")
+    for given in (values, LOGIN | {key: ""}, LOGIN | {key: []}):
+        with pytest.raises(ConfigurationError, match=rf"login\.toml: {key} missing; see docs/reference/dash"):
+            check_login(write_login(Home(tmp_path), given), "127.0.0.1")
+    texts = {k: value if isinstance(value, str) else ",".join(value) for k, value in values.items()}
+    environ = {f"SPOTLIGHT_LOGIN_{name.upper()}": text for name, text in texts.items()}
+    with pytest.raises(ConfigurationError, match=rf"environment: SPOTLIGHT_LOGIN_{key.upper()} missing; "):
+        read_login(Home(tmp_path / "new"), environ)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +61,32 @@ def test_half_a_login_is_refused(tmp_path: Path, key: str):
     [
         ("redirect_uri", "http://spotlight.example.org/oauth2callback", "unencrypted; use https://"),
         ("redirect_uri", "https://spotlight.example.org/", "must end in /oauth2callback"),
-        ("redirect_uri", "spotlight.example.org/oauth2callback", "begins with https://"),
-        ("redirect_uri", "https://[1/oauth2callback", "is no address"),
+        ("redirect_uri", "spotlight.example.org/oauth2callback", "must begin with https://"),
+        ("redirect_uri", "https://[1/oauth2callback", "is no address: Invalid IPv6 URL"),
+        ("redirect_uri", "https://id:x/oauth2callback", "is no address: Port could not be cast"),
+        ("redirect_uri", "https://id:0/oauth2callback", "is no address: no server has port 0"),
         ("server_metadata_url", "http://id.example.org/", "unencrypted"),
         ("cookie_secret", "short", "has 5 characters, and needs 32; make one with `openssl rand -hex 32`"),
         ("client_id", 7, "client_id = 7: must be text"),
-        ("allow", ["ada@example.org", 3], "allow.1 = 3: must be text"),
-        ("client_kwargs", ["prompt"], "client_kwargs = .*: input should be a valid dict"),
+        ("allow", ["ada@example.org", 3], r"allow = \[.*, 3\]: must be a list of addresses, as in \[\"ada@"),
+        ("allow", [" "], "allow = .*: must be a list of addresses"),
+        ("client_kwargs", ["prompt"], r"client_kwargs = \['prompt'\]: must be a table"),
         ("trust_email", "yes", "trust_email = 'yes': must be true or false"),
         ("alow", ["ada@example.org"], "alow: no such setting; did you mean allow"),
+        ("webhook", "https://example.org", "no such setting; the top level has redirect_uri"),
+        ("cookie_secret", ["s3cret"], "cookie_secret must be text, not list"),
+        ("client_secret", "s3cret\0", "client_secret must hold neither NUL"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, key: str, value: Any, reason: str):
-    with pytest.raises(ConfigurationError, match=reason):
+    with pytest.raises(ConfigurationError, match=reason) as refused:
         read_login(write_login(Home(tmp_path), LOGIN | {key: value}), {})
+    assert "s3cret" not in f"{refused.value} {refused.value.__cause__}"
+
+
+def test_a_refused_variable_is_named(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"\(from SPOTLIGHT_LOGIN_REDIRECT_URI\): must end in "):
+        read_login(write_login(Home(tmp_path)), {"SPOTLIGHT_LOGIN_REDIRECT_URI": "https://example.org/"})
 
 
 def test_a_file_that_others_can_read_or_that_is_damaged_is_refused(tmp_path: Path):

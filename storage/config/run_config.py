@@ -202,7 +202,7 @@ class RewardConfig(Section):
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
 
-    frames: Annotated[int | str, integer_or("reward", 1, 1024, _FRAMES)] = ALL_FRAMES
+    frames: Annotated[int | str, integer_or(1, 1024, _FRAMES)] = ALL_FRAMES
     """Frames of a clip that are judged, by `evaluation.judge` too: all, three, or that many, evenly spaced;
     the mean of their scores counts unless the scorer takes clips (docs/reference/rewards.md)."""
 

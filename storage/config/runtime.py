@@ -37,7 +37,7 @@ class RuntimeConfig(Section):
     """What starts the processes: `ray` or `local` (without Ray) on this machine, or the running Ray cluster
     at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
 
-    reserved_workers: Annotated[int | Literal["auto"], integer_or("runtime", 1, 64, _AUTO)] = 1
+    reserved_workers: Annotated[int | Literal["auto"], integer_or(1, 64, _AUTO)] = 1
     """Reserved devices. The first ones train (see `trainer_workers`); all of them generate. `auto` takes
     every GPU that Ray sees on instances without the label `ray.io/market-type=spot`; in a cluster without
     GPUs, each instance is a device."""
@@ -47,7 +47,7 @@ class RuntimeConfig(Section):
     on their number, unless there are `algorithm.gradient_shards`. With shards and LoRA, those above
     `reserved_workers` are spot devices, which train while none drafts."""
 
-    spot_workers: Annotated[int | Literal["auto"], integer_or("runtime", 0, 1024, _AUTO)] = 2
+    spot_workers: Annotated[int | Literal["auto"], integer_or(0, 1024, _AUTO)] = 2
     """Spot devices; they generate (but see `trainer_workers`). `auto` takes those of the instances with that
     label, as they come and go; only a number asks an autoscaler for more."""
 

@@ -63,15 +63,14 @@ class Section(BaseModel):
         return self
 
 
-def integer_or(section: str, least: int, most: int, words: Mapping[str, str]) -> BeforeValidator:
+def integer_or(least: int, most: int, words: Mapping[str, str]) -> BeforeValidator:
     """Return the annotation of a setting that is a whole number within bounds, or one of some words.
 
     Args:
-        section: section of the setting, for messages.
         words: meaning of each word, which follows it in a message.
     """
 
-    def read(value: object, info: ValidationInfo) -> object:
+    def read(value: object) -> object:
         if isinstance(value, str) and value in words:
             return value
         if isinstance(value, str) and value.strip().isdecimal():
@@ -80,10 +79,8 @@ def integer_or(section: str, least: int, most: int, words: Mapping[str, str]) ->
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             others = ", or ".join(f"{word}{meaning}" for word, meaning in words.items())
-            raise ValueError(
-                f"{section}.{info.field_name} = {value!r}; give a whole number from {least} to {most:,}, or "
-                f"{others}"
-            )
+            reason = f"give a whole number from {least} to {most:,}, or {others}"
+            raise PydanticCustomError("number_or_word", "{reason}", {"reason": reason})
         return value
 
     word: Any = Literal[tuple(words)]

@@ -19,7 +19,7 @@ _AUTO_AS_TEXT = "auto"
 Degree = Annotated[
     int,
     BeforeValidator(lambda degree: AUTO if degree == _AUTO_AS_TEXT else degree),
-    integer_or("sequence_parallel", 1, MOST_DEGREE, {_AUTO_AS_TEXT: " to let measured times choose"}),
+    integer_or(1, MOST_DEGREE, {_AUTO_AS_TEXT: " to let measured times choose how many share an image"}),
     PlainSerializer(lambda degree: _AUTO_AS_TEXT if degree == AUTO else degree),
 ]
 """Devices that share an image, or `AUTO`."""

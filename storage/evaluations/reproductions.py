@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from storage.config.loading import stored_config
 from storage.config.run_config import BudgetConfig, RunConfig
-from storage.errors import ConfigurationError, RunNotFoundError
+from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import read_json, refusals, write_json
@@ -146,9 +146,10 @@ def read_reference(file: Path) -> Reference:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
         first = min(errors, key=lambda each: each["loc"] != ("format",))  # the others follow from it
+        given = f", not {quoted(first['input'])}" if first["type"] == "literal_error" else ""
         raise ConfigurationError(
-            f"{file} is no reference ({'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}); "
-            "make one with `spotlight reproduce RUN --write FILE`"
+            f"{file} is no reference ({'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
+            f"{given}); make one with `spotlight reproduce RUN --write FILE`"
         ) from error
 
 

@@ -97,6 +97,7 @@ def test_auto_is_read_from_any_source_and_kept_as_it_was_given():
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     assert config.runtime.devices_in_words == "all reserved and all spot devices of the cluster"
     with pytest.raises(
-        ConfigurationError, match=r"runtime.spot_workers = -1; give a whole number from 0 to 1,024"
+        ConfigurationError,
+        match=r"runtime.spot_workers = -1 \(from --set\): give a whole number from 0 to 1,024",
     ):
         load_config("smoke", ["runtime.spot_workers=-1"], {})

@@ -33,8 +33,8 @@ _LISTEN_LIMIT_S = 60.0
 _LOOK_S = 0.5
 """Seconds between checks of a server."""
 
-_AGAIN_S = 60.0
-"""Seconds until a server that could not be started again is tried once more."""
+_STEADY_S = 60.0
+"""Seconds for which a server must live after a restart, and the longest pause between restarts in a row."""
 
 _PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
 """Prefect settings that a person may choose for a client of a home's server: names, or their beginning."""
@@ -205,17 +205,21 @@ class LocalServer:
             self.stop()
 
     def _keep_alive(self, over: threading.Event) -> None:
-        pause_s = _LOOK_S
+        pause_s = next_s = _LOOK_S
+        restarted = time.monotonic()
         while not over.wait(pause_s):
-            pause_s = _LOOK_S
             if (ended := self.ended) is None:
+                if time.monotonic() >= restarted + _STEADY_S:
+                    pause_s = next_s = _LOOK_S
                 continue
+            # One that dies as soon as it listens, as with a broken database, is not started without pause.
+            pause_s, next_s = next_s, min(2 * next_s, _STEADY_S)
             reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
             try:
                 self._renew()
             except (ServerError, OSError) as error:
-                pause_s = _AGAIN_S
                 reporter().note(f"warning: {error}; it is tried again in {pause_s:g} s")
+            restarted = time.monotonic()
 
     def stop(self) -> None:
         """End it if this process has started it; other processes that use it start it again."""

@@ -183,11 +183,11 @@ def home_password(home: Home) -> str:
     """
     file = password_file(home)
     try:
-        with locked(file):  # of several processes one writes it, and all use that one
-            if not file.stat().st_size:
-                file.write_text(f"spotlight:{secrets.token_hex(32)}\n", encoding="utf-8")
+        if not file.exists():
+            _make_password(file)
+        if file.stat().st_mode & 0o077:
             file.chmod(0o600)
-            password = file.read_text(encoding="utf-8").strip()
+        password = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ServerError(
             f"the password of the Prefect server cannot be made or read ({error}), and no server starts "
@@ -200,3 +200,18 @@ def home_password(home: Home) -> str:
             "the colon; delete it, and a new one is made"
         )
     return password
+
+
+def _make_password(file: Path) -> None:
+    """Write a new password; if several processes do so at once, one writes it and all use that one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+            written.write(f"spotlight:{secrets.token_hex(32)}\n")
+        os.link(beside, file)
+    except FileExistsError:
+        return
+    finally:
+        beside.unlink()

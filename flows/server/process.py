@@ -80,14 +80,13 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
 
 
 def _listen(host: str, port: int, exact: bool) -> socket.socket:
-    try:
-        return socket.create_server((host, port), backlog=_BACKLOG)  # it sets SO_REUSEADDR
-    except OSError as error:
-        if exact or port == 0:
-            raise ServerError(
-                f"port {port} on {host} cannot be listened on: {error}; choose another port"
-            ) from error
-    return _listen(host, 0, exact)
+    reason: OSError | None = None
+    for wanted in (port,) if exact else (port, 0):
+        try:
+            return socket.create_server((host, wanted), backlog=_BACKLOG)  # it sets SO_REUSEADDR
+        except OSError as error:
+            reason = error
+    raise ServerError(f"port {port} on {host} cannot be listened on: {reason}; choose another port")
 
 
 def main() -> None:

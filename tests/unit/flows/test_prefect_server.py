@@ -7,18 +7,22 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
+from flows.server import local_server
 from flows.server.dashboards import noted_dashboard
-from flows.server.local_server import for_client, without_prefect
+from flows.server.local_server import LocalServer, for_client, without_prefect
 from flows.server.loss import leave, result_without_server
 from flows.server.note import home_password, password_file
 from flows.server.prefect_server import is_healthy, prefect_server
+from flows.server.process import _listen
 from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.run_store import RunStore
@@ -94,6 +98,62 @@ def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path, monkeyp
     assert os.environ["PREFECT_API_AUTH_STRING"] == "a person's own"
 
 
+class Rounds:
+    """The end of `kept_alive`, which comes after some pauses; no time passes but in them."""
+
+    def __init__(self, rounds: int) -> None:
+        self.pauses: list[float] = []
+        self._rounds = rounds
+
+    def wait(self, pause_s: float) -> bool:
+        if len(self.pauses) == self._rounds:
+            return True
+        self.pauses.append(pause_s)
+        return False
+
+    def monotonic(self) -> float:
+        return sum(self.pauses)
+
+
+def pauses(monkeypatch: pytest.MonkeyPatch, home: Home, dead: Callable[[int], bool], rounds: int) -> Rounds:
+    """Keep a server that is `dead` in some of the rounds; the first restart of all fails."""
+    over: Any = Rounds(rounds)
+    with noted_server(home):
+        server = LocalServer(home)
+
+    def renew(self: LocalServer) -> None:
+        restarts.append(over.monotonic())
+        if len(restarts) == 1:
+            raise ServerError("the port is taken")
+
+    restarts: list[float] = []
+    ended = property(lambda self: "it ended" if dead(len(over.pauses)) else None)
+    monkeypatch.setattr(LocalServer, "ended", ended)
+    monkeypatch.setattr(LocalServer, "_renew", renew)
+    monkeypatch.setattr(local_server, "time", SimpleNamespace(monotonic=over.monotonic))
+    server._keep_alive(over)
+    return over
+
+
+def test_a_server_that_dies_again_and_again_is_restarted_ever_more_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = pauses(monkeypatch, Home(tmp_path), lambda look: True, 11)
+    assert kept.pauses == [0.5, 0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_one_failure_of_a_restart_is_repeated_at_once_and_forgotten_in_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = pauses(monkeypatch, Home(tmp_path), lambda look: look in (1, 2, 63, 64), 66)
+    assert kept.pauses == [0.5, 0.5, *[1.0] * 60, 0.5, 0.5, 1.0, 1.0]
+
+
+def test_a_port_that_cannot_be_had_is_named_though_any_would_do():
+    with pytest.raises(ServerError, match=r"port 4200 on 192\.0\.2\.1 cannot be listened on"):
+        _listen("192.0.2.1", 4200, exact=False)
+
+
 LOOK = """
 import re
 from prefect.settings import get_current_settings
@@ -165,8 +225,17 @@ def test_only_its_owner_can_read_it_also_where_that_was_changed(tmp_path: Path):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_private_one_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    password, file = home_password(Home(tmp_path)), password_file(Home(tmp_path))
+    file.chmod(0o400)
+    for name in ("open", "chmod", "link"):  # and in a folder that is only read
+        monkeypatch.setattr(os, name, lambda *_, **__: pytest.fail("it was to be written"))
+    assert home_password(Home(tmp_path)) == password
+    assert file.stat().st_mode & 0o777 == 0o400
+
+
 @pytest.mark.parametrize(
-    "text", ["spotlight:", "short:word", "no-colon-in-these-thirty-characters", "é:" + 20 * "x"]
+    "text", ["", "spotlight:", "short:word", "no-colon-in-these-thirty-characters", "é:" + 20 * "x"]
 )
 def test_a_file_without_a_password_is_refused(tmp_path: Path, text: str):
     file = password_file(Home(tmp_path))

@@ -149,6 +149,41 @@ def show_differences(differences: list[dict[str, str]]) -> None:
 
 
 @_server_may_be_away()
-def show_simulated(text: str) -> None:
-    """Publish the answer of what-if as the command prints it."""
-    create_markdown_artifact(f"```\n{text}\n```", key="what-if", description="Simulated: time and cost")
+def show_simulated(result: Mapping[str, Any], tables: str) -> None:
+    """Publish the answer of `spotlight what-if --json` with all figures: median, lowest and highest.
+
+    Args:
+        tables: those that the command prints.
+    """
+    policies = result["policies"]
+    rows = [{name: _spread(each) for name, each in row.items() if name != "milestones"} for row in policies]
+    create_table_artifact(rows, key="what-if", description="Simulated: time and cost of each policy")
+    counted = [result["counted_in_words"]] if result["counted_in_words"] else []
+    # Lines of text stay outside the fence, in which a page does not break them.
+    lines = [result["answer"], "", "```", tables, "```", ""]
+    lines += [f"- {line}" for line in [*counted, *result["conclusions"]]]
+    reached = [(policy["policy"], each) for policy in policies for each in policy["milestones"]]
+    if reached:
+        names = list(reached[0][1])
+        lines += ["", f"| policy | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+        lines += [
+            f"| {policy} | {' | '.join(_spread(each[name]) for name in names)} |" for policy, each in reached
+        ]
+    lines += ["", *(f"- {line}" for line in result["basis"])]
+    create_markdown_artifact("\n".join(lines), key="what-if-answer", description="Simulated: what follows")
+
+
+def _spread(value: object) -> str:
+    if isinstance(value, Mapping) and "learning" in value:  # an interval of each
+        ends = "; ".join(
+            f"{name} {_short(value[name]['low'])} to {_short(value[name]['high'])}"
+            for name in ("learning", "system")
+        )
+        return f"{_short(value['median'])} ({ends})"
+    if isinstance(value, Mapping):
+        return f"{_short(value['median'])} [{_short(value['low'])}, {_short(value['high'])}]"
+    return str(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

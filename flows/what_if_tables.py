@@ -14,7 +14,21 @@ if TYPE_CHECKING:  # it imports numpy and the simulator
 
 def print_answer(result: WhatIf, screen: Console) -> None:
     """Print a table of policies, their cost up to a score, and the basis of both."""
-    from tasks.what_if_answer import basis, conclusions, counted_in_words, headline, time_unit
+    from tasks.what_if_answer import basis, conclusions, counted_in_words, headline
+
+    screen.print(headline(result), soft_wrap=True)
+    print_tables(result, screen)
+    counted = counted_in_words(result)
+    for line in [*([counted] if counted else []), *conclusions(result)]:
+        screen.print(line, soft_wrap=True)
+    screen.print()
+    for line in [*(f"{each.policy.name}: {each.policy.summary}" for each in result.answers), *basis(result)]:
+        screen.print(line, soft_wrap=True)
+
+
+def print_tables(result: WhatIf, screen: Console) -> None:
+    """Print a table of policies and one of their cost up to a score, if it is known."""
+    from tasks.what_if_answer import time_unit
 
     asked = result.asked
     table = Table(
@@ -40,16 +54,8 @@ def print_answer(result: WhatIf, screen: Console) -> None:
             _spread(row["losses"], "{:.0f}"),
             _spread(row["drafts_per_iteration"], "{:.0f}"),
         )
-    screen.print(headline(result), soft_wrap=True)
     screen.print(table)
-    if counted := counted_in_words(result):
-        screen.print(counted, soft_wrap=True)
     _show_milestones(screen, result)
-    for line in conclusions(result):
-        screen.print(line, soft_wrap=True)
-    screen.print()
-    for line in [*(f"{each.policy.name}: {each.policy.summary}" for each in result.answers), *basis(result)]:
-        screen.print(line, soft_wrap=True)
 
 
 def _named(answer: PolicyAnswer) -> str:

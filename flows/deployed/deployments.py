@@ -30,7 +30,7 @@ from flows.judges import judges_beside
 from flows.output import console
 from flows.process.cancellation import crashes_with_its_cluster, gone_soon_when_cancelled
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
-from flows.what_if_tables import print_answer
+from flows.what_if_tables import print_tables
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import FOLDER_VARIABLE, Home
@@ -118,12 +118,13 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         question = form.question()
         config = given_configuration(form.preset, [*form.settings, *question.as_settings()], needs_task=False)
         asked = Simulation(home, config, question)
-        result = asked.answer(asked.policies())
+        answer = asked.answer(asked.policies())
+        result = answer.to_json()
         screen = console(width=110, plain=True)
         with screen.capture() as printed:
-            print_answer(result, screen)
-        show_simulated(printed.get())
-    return result.to_json()
+            print_tables(answer, screen)
+        show_simulated(result, printed.get())
+    return result
 
 
 FLOWS = (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form, what_if_by_form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
@@ -89,9 +90,11 @@ def test_every_deployment_says_what_it_does():
 
 def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     shown: list[str] = []
+    rows: list[dict[str, str]] = []
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
     monkeypatch.setattr("flows.deployed.deployments.shown_in_prefect", nullcontext)
     # It would start a Prefect server of its own.
+    monkeypatch.setattr("flows.artifacts.create_table_artifact", lambda table, **_: rows.extend(table))
     monkeypatch.setattr("flows.artifacts.create_markdown_artifact", lambda text, **_: shown.append(text))
     prices = tmp_path / "prices.csv"
     prices.write_text("time,market,usd_per_hour,zone\n0,spot,9,a\n0,spot,1.5,b\n")
@@ -103,10 +106,18 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
     assert (result["iterations"], result["spot"], result["spot_usd_per_hour"]) == (3, 2, 1.5)
     assert result["reserved_usd_per_hour"] == 4.5
     assert "lending" in [policy["policy"] for policy in result["policies"]]
+    assert [row["policy"] for row in rows] == [policy["policy"] for policy in result["policies"]]
+    assert {"iteration_s", "iteration_usd", "redone_share", "live"} <= set(rows[0])
+    assert re.fullmatch(r"\S+ \[\S+, \S+\]", rows[0]["usd"])
+    for row in rows:  # cells are words or figures, and no Python values
+        assert not [cell for cell in row.values() if cell[:1] in "[{" or "e+" in cell], row
     (text,) = shown
-    assert text.startswith("```") and "Modelled: 3 iterations, 1 reserved and 2 spot devices" in text
-    assert all(f"\n {policy['policy']} " in text for policy in result["policies"])
-    assert all(line in text for line in result["conclusions"])
+    above, tables, below = text.split("```")
+    assert above.strip() == result["answer"]
+    assert "Modelled: 3 iterations, 1 reserved and 2 spot devices" in tables
+    assert all(f"\n {policy['policy']} " in tables for policy in result["policies"])
+    assert max(map(len, tables.splitlines())) <= 110
+    assert all(f"- {line}" in below for line in [*result["conclusions"], *result["basis"]])
     with pytest.raises(ConfigurationError, match=r"runtime\.trainer_workers is 4, above"):
         what_if_by_form.fn(form.model_copy(update={"trainers": 4}))
 

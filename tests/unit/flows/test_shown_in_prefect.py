@@ -151,6 +151,26 @@ def test_up_prints_the_address_of_the_ui_that_the_documents_show(tmp_path: Path)
     assert set(re.findall(r"<(http://127\.0\.0\.1:4200[^>]*)>", page)) == printed
 
 
+def test_each_milestone_of_simulated_policies_has_its_spread(monkeypatch: pytest.MonkeyPatch):
+    made: list[Any] = []
+    monkeypatch.setattr(flows.artifacts, "create_table_artifact", lambda rows, **_: made.append(rows))
+    monkeypatch.setattr(flows.artifacts, "create_markdown_artifact", lambda text, **_: made.append(text))
+    cost = {"low": 1.0, "median": 2.0, "high": 3.0}
+    both = {"median": 7200.0, "learning": cost, "system": cost}
+    policies = [{"policy": "spot", "usd": cost, "milestones": [{"share": 0.5, "usd": cost, "time_s": both}]}]
+    said = {"answer": "spot", "counted_in_words": "", "conclusions": ["spot is cheaper"], "basis": ["prices"]}
+    flows.artifacts.show_simulated({"policies": policies, **said}, "a table")
+    rows, text = made
+    assert rows == [{"policy": "spot", "usd": "2 [1, 3]"}]
+    assert text.splitlines() == [
+        "spot", "", "```", "a table", "```", "",
+        "- spot is cheaper", "",
+        "| policy | share | usd | time_s |", "|---|---|---|---|",
+        "| spot | 0.5 | 2 [1, 3] | 7,200 (learning 1 to 3; system 1 to 3) |", "",
+        "- prices",
+    ]  # fmt: skip
+
+
 @pytest.fixture
 def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Calls to Prefect, each with its identifier; the user has named the flow runs \"mine\"."""

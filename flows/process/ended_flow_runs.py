@@ -16,6 +16,7 @@ from storage.record.run_store import RunRow, RunStore
 
 if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.objects import FlowRun
 
 _FLOWS_OF_RUNS = ["post-train", "reproduce"]
 """Flows whose flow run bears the name of its run."""
@@ -44,7 +45,12 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
     of_runs = FlowFilter(name=FlowFilterName(any_=_FLOWS_OF_RUNS))
     try:
         with get_client(sync_client=True) as client:
-            for flow_run in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=_unfinished()):
+            unfinished: list[FlowRun] = []  # all, before the first of them is finished and moves the rest
+            while page := client.read_flow_runs(  # it answers with at most 200
+                flow_filter=of_runs, flow_run_filter=_unfinished(), offset=len(unfinished)
+            ):
+                unfinished += page
+            for flow_run in unfinished:
                 row = ended.get(flow_run.name)
                 began = flow_run.start_time or (flow_run.state.timestamp if flow_run.state else None)
                 if row is None or row.ended_at is None or began is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from flows.artifacts import name_given_in_prefect, show_links
 from flows.deployed import deployments
 from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, EvaluationForm, ReproductionForm
 from flows.deployed.up import where_to_look
-from flows.process.ended_flow_runs import close_orphaned_flow_runs
+from flows.process import ended_flow_runs
 from flows.run_identity import is_made_up
 from flows.server.note import LOOPBACK, SERVER_PORT, ServerNote
 from storage.config.run_config import RunConfig
@@ -30,9 +31,7 @@ from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
 from storage.record.run_store import RunStore
 
 DOCS = Path(__file__).parents[3] / "docs"
-TASK_MODULES = (
-    "tasks.evaluation", "tasks.iteration.phases", "tasks.iteration.phases", "tasks.pretrain",
-)  # fmt: skip
+TASK_MODULES = ("tasks.evaluation", "tasks.iteration.phases", "tasks.pretrain")
 
 
 def tasks_of_a_run() -> dict[str, Task[..., Any]]:
@@ -98,8 +97,32 @@ def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPa
     client = "prefect.client.orchestration.get_client"
     monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(own))  # as its process has it
-    close_orphaned_flow_runs(["mine"])
+    ended_flow_runs.close_orphaned_flow_runs(["mine"])
     assert closed == [orphan]
+
+
+def test_all_flow_runs_of_ended_runs_are_closed_though_prefect_answers_with_200(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ended = SimpleNamespace(status="failed", ended_at=2.0, error="why")
+    began = datetime.fromtimestamp(1.0, UTC)
+    left = [SimpleNamespace(id=uuid4(), name="r", start_time=began, state=None) for _ in range(450)]
+    given = [one.id for one in left]
+
+    class Client:
+        def read_flow_runs(self, offset: int = 0, **_: object) -> list[SimpleNamespace]:
+            return left[offset : offset + 200]
+
+        def set_flow_run_state(self, flow_run_id: UUID, *_: object, **__: object) -> None:
+            left[:] = [one for one in left if one.id != flow_run_id]
+            closed.append(flow_run_id)
+
+    closed: list[UUID] = []
+    client = "prefect.client.orchestration.get_client"
+    monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
+    monkeypatch.setattr(ended_flow_runs, "_ended_runs", lambda home: {"r": ended})
+    ended_flow_runs.close_flow_runs_of_ended_runs(Home(tmp_path))
+    assert closed == given
 
 
 def test_a_run_links_to_all_places_where_it_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

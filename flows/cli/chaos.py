@@ -55,13 +55,14 @@ def chaos(
     ] = None,
 ) -> None:
     """Test fault tolerance: inject faults into a short run, verify that nothing is lost or duplicated."""
+    shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
+    changes = [*SETTINGS, *shared, *(set_ or [])]
+    config = given_configuration(preset, changes)
+    # They import the runtime: a wrong setting is refused first.
     from flows.judges import judges_beside
     from tasks.chaos.faults import plan_faults
     from tasks.chaos.replayed_trace import plan_trace
 
-    shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
-    changes = [*SETTINGS, *shared, *(set_ or [])]
-    config = given_configuration(preset, changes)
     plan: Plan | TracePlan
     if trace is None:
         if most is not None or notice is not None:
@@ -101,6 +102,7 @@ def _disturbed(
     if start(home, "train", "--run-id", calm, *arguments).wait() != 0:
         raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
     length_s = time.monotonic() - began
+    undisturbed = digests(home, calm)[config.iterations]
     ran: dict[str, DisturbedRun] = {}
     left: Sequence[Fault] = ()
     figures: dict[str, Any] = {}
@@ -118,7 +120,6 @@ def _disturbed(
         left = ran[name].left
         for done in ran[name].done:
             reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
-    undisturbed = digests(home, calm)[config.iterations]
     verdicts = [judge(home, name, undisturbed) for name in ran]
     reports = [verdict.report for verdict in verdicts]
     broken = [said for verdict in verdicts for said in verdict.broken]

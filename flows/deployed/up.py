@@ -52,7 +52,6 @@ _LOOK_S = 0.3
 _PAGES = "/v2"
 """The path of the Prefect UI that its first page leads to; an address without it may open the other UI."""
 
-
 _CRON_FIELDS = {
     "minute": (0, 59, ""),
     "hour": (0, 23, ""),
@@ -280,8 +279,8 @@ def _check(home: Home, own: ServerNote, ui_port: int, schedule: Schedule) -> Non
             f"PREFECT_API_URL is {configured}, but `up` starts a server of its own; unset the variable, or "
             "serve the deployments there: see docs/reference/server.md"
         )
-    home_password(home.ensure())
     check_schedule(*schedule[1:])
+    home_password(home.ensure())
     if not is_loopback(own.host):
         reporter().note(
             f"warning: --host {own.host}: other machines reach the dashboard, which asks for its login, "

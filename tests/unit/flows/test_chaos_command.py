@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +81,23 @@ def test_what_met_nobody_is_left_for_the_next_run_and_comes_sooner(tmp_path):
     injector = FaultInjector(tmp_path, [timed, triggered])
     assert left_of(injector, 20.0) == (Fault("kill", at_s=10.0), triggered)
     assert left_of(injector, 50.0) == (Fault("kill", at_s=0.0), triggered)
+
+
+def test_a_wrong_setting_is_refused_before_the_runtime_is_imported(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tasks.chaos.faults", None)
+    with pytest.raises(ConfigurationError, match="iterations"):
+        chaos.chaos(set_=["iterations=none"])
+
+
+def test_an_undisturbed_run_without_weights_ends_it_before_any_fault(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    ended = SimpleNamespace(wait=lambda: 0)
+    monkeypatch.setattr(disturbed_run, "start", lambda *_: ended)  # and it leaves no weights
+    monkeypatch.setattr(disturbed_run, "disturb", lambda *_: pytest.fail("a run was disturbed"))
+    settings = config()
+    with pytest.raises(KeyError):
+        chaos._disturbed(home, settings, [], plan_faults(settings, 0, 1, ["kill"], None))
 
 
 def result(**changes):

@@ -33,7 +33,7 @@ from flows.deployed.up import (
 from flows.server.children import Child
 from flows.server.dashboards import serve
 from flows.server.note import ServerNote, password_file, reachable, read_note
-from storage.errors import ServerError
+from storage.errors import ConfigurationError, ServerError
 from storage.home import UP_VARIABLE, Home
 from storage.processes import python_command
 from storage.record.files import locked
@@ -88,6 +88,13 @@ def test_no_address_is_listened_on_without_a_password(tmp_path: Path):
 def test_the_address_at_which_this_machine_reaches_a_server():
     assert reachable("0.0.0.0") == "127.0.0.1"
     assert reachable("10.1.2.3") == "10.1.2.3"
+
+
+@pytest.mark.parametrize("schedule", [(True, "2", "UTC"), (False, NIGHTLY_CRON, "Mars/Base")])
+def test_a_wrong_schedule_is_refused_before_anything_is_made(tmp_path: Path, schedule: tuple[bool, str, str]):
+    with pytest.raises(ConfigurationError, match=r"--cron '2' has|--timezone 'Mars/Base' is"):
+        up(Home(tmp_path / "new"), OWN, 2, 1, schedule)
+    assert not (tmp_path / "new").exists()
 
 
 def test_names_stand_in_their_own_fields_of_a_schedule():

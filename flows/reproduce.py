@@ -22,7 +22,7 @@ from storage.evaluations.reproductions import Reference, Reproduction, reference
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tasks.comparison import compare
-from tasks.evaluation import evaluate_weights, scored_again
+from tasks.evaluation import scored_again
 
 
 @flow(name="reproduce", persist_result=False)
@@ -59,8 +59,7 @@ def do_again(
         with judges_beside(config):
             run_preflight(config)
             if was is not None and form.how == "evaluate":
-                scored = evaluate_weights(home, config, was.run_id, again=True)
-                was, now = _last_evaluation(was), scored_again(config, scored)
+                was, now = _last_evaluation(was), scored_again(home, config, was.run_id)
             else:
                 started = dataclasses.replace(started, run_id=again)
                 decisions = was.environment.get(DECISIONS, "") if was is not None else ""

@@ -88,17 +88,25 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: b
     return Evaluated(run_id, iteration, evaluation, prompts, started_at, now())
 
 
-def scored_again(config: RunConfig, evaluated: Evaluated) -> Reference:
-    """Return an evaluation as values, to compare each image with the record of the run."""
+def scored_again(home: Home, config: RunConfig, run_id: str) -> Reference:
+    """Score a run's newest checkpoint on all held-out prompts, to compare each image with the record.
+
+    Raises:
+        CheckpointError: the run has no checkpoint in this home, or its newest one is damaged.
+    """
+    # Of the code and the inputs that the evaluation begins with: before it, as it takes long.
+    facts = environment() | input_digests(config.model, config.prompts) | plugin_facts(config)
+    score = evaluate_weights.with_options(task_run_name="evaluate-again {run_id}")
+    evaluated = score(home, config, run_id, again=True)
     found = evaluated.evaluation
     scores = [
         HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)
         for sample, score in zip(found.samples, found.scores, strict=True)
     ]
     return Reference(
-        f"{evaluated.run_id} scored by process {os.getpid()}",
+        f"{run_id} scored by process {os.getpid()}",
         config.model_dump(mode="json"),
-        environment() | input_digests(config.model, config.prompts) | plugin_facts(config),
+        facts,
         scores={evaluated.iteration: scores},
         prompts={"evaluate": {one.request.prompt_id: one.request.prompt for one in found.samples}},
     )

@@ -240,3 +240,33 @@ def test_a_checkpoint_scored_again_has_all_of_them(
     monkeypatch.setattr(evaluation, "Runtime", runtime)
     evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=True)
     assert made[0].asked == [553]
+
+
+def test_what_is_compared_is_what_the_scoring_began_with(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A prompt file that is changed while the weights are scored is none of those that were scored."""
+    facts = {"code": "before"}
+    request = SimpleNamespace(prompt_id=1, seed_index=0, prompt="a cat")
+    found = SimpleNamespace(
+        samples=[SimpleNamespace(request=request)], scores=[SimpleNamespace(value=0.5, exact=True)]
+    )
+    named: list[str] = []
+
+    def scored(home: Home, config: RunConfig, run_id: str, again: bool) -> Any:
+        assert again
+        facts["code"] = "after"
+        return SimpleNamespace(iteration=7, evaluation=found)
+
+    def with_options(task_run_name: str) -> Any:
+        named.append(task_run_name)
+        return scored
+
+    monkeypatch.setattr(evaluation, "environment", lambda: dict(facts))
+    monkeypatch.setattr(evaluation, "input_digests", lambda *_: {})
+    monkeypatch.setattr(evaluation, "evaluate_weights", SimpleNamespace(with_options=with_options))
+    again = evaluation.scored_again(Home(tmp_path), config, "was")
+    assert again.environment["code"] == "before"
+    assert again.scores == {7: [HeldOut(1, 0, 0.5, True)]}
+    assert again.prompts == {"evaluate": {1: "a cat"}}
+    assert named == ["evaluate-again {run_id}"]

@@ -60,7 +60,7 @@ def runs(
     rows = store.runs()
     if bare := bare_folders(home):
         typer.echo(f"warning: {bare}", err=True)
-    put_away = set() if archived else {key for key, note in RunStore(home).notes().items() if note.archived}
+    put_away = set() if archived else {key for key, note in store.notes().items() if note.archived}
     kept = [row for row in rows if row.run_id not in put_away]
     if left_out := len(rows) - len(kept):
         typer.echo(f"{left_out} archived left out; `spotlight runs --archived` has all", err=True)
@@ -155,7 +155,7 @@ def logs(
     status = _status(store, run_id)
     with suppress(KeyboardInterrupt):
         while True:
-            lines, position = RunStore(home).folder(run_id).lines(position)
+            lines, position = store.folder(run_id).lines(position)
             for line in lines:
                 message = log.take(line)
                 if as_json:

@@ -40,9 +40,7 @@ _POLL_S = 1.0
 _MESSAGE = "ended by a person or by the system"
 """The message of the states; Prefect's log lines, which repeat it, are recognised by it."""
 
-
 P = ParamSpec("P")
-
 R = TypeVar("R")
 
 

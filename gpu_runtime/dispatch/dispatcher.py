@@ -49,6 +49,8 @@ class Dispatcher:
 
     Args:
         ended: queue of calls, in the order in which they end; None in it wakes the loop.
+        call_steps: returns the denoising steps of a device's next call, given those of a chunk and those left
+            of its lease; None for one chunk a call.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Dispatcher:
         history: HistoryLog | None = None,
         scheduler: PullScheduler[SampleRequest] | None = None,
         ended: SimpleQueue[Future[Any] | None] | None = None,
+        call_steps: Callable[[Device, int, int], int] | None = None,
     ) -> None:
         self._commit_steps = settings.commit_steps
         self._lease_s = settings.lease_s
         self._other_limit_s = settings.trainer_limit_s
         self._batch_size = batch_size
+        self._call_steps = call_steps or (lambda device, chunk, left: chunk)
         self._clock = clock
         self._history = history or HistoryLog(None, "")
         self._scheduler = scheduler or PullScheduler[SampleRequest](batch_size, self._lease_s, batch_size)
@@ -268,7 +272,8 @@ class Dispatcher:
         """Return the denoising steps of a lease's next call, and count them as begun."""
         drafts = flight.lease.kind is RequestKind.EXPLORE
         most = steps_to_commit(self._commit_steps, flight.device.step_s, drafts)
-        steps = min(most, flight.lease.steps - flight.step)
+        left = flight.lease.steps - flight.step
+        steps = self._call_steps(flight.device, min(most, left), left)
         flight.step += steps
         return steps
 

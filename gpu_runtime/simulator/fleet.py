@@ -256,9 +256,10 @@ class SimulatedFleet:
     def _await_trace(self) -> None:
         """Schedule the trace's next event on the clock."""
         next_s = None if self._replay is None else self._replay.next_s
-        self.disturbed_at = None if next_s is None else max(self._loop.now, ticks(next_s))
-        if next_s is not None and self.disturbed_at is not None:
-            self._loop.at(self.disturbed_at, partial(self._follow_trace, next_s))
+        self.disturbed_at = None
+        if next_s is not None:
+            self.disturbed_at = at = max(self._loop.now, ticks(next_s))
+            self._loop.at(at, partial(self._follow_trace, next_s))
 
     def _follow_trace(self, at_s: float) -> None:
         assert self._replay is not None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.phase import Delivery, Flight
+from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion, WorkItem, WorkLeft
@@ -49,23 +49,6 @@ class PhaseSetup(NamedTuple):
     scheduler: PullScheduler[Any]
     gate: DraftGate | None
     first: int
-
-
-class _MergingDispatcher(Dispatcher):
-    """The dispatcher of live runs, which asks for several chunks of a lease in one call.
-
-    A call ends before anything can happen to its device, so a lost lease continues from the same commit.
-    """
-
-    def __init__(self, phase: GenerationPhase, *rest: Any) -> None:
-        super().__init__(*rest)
-        self._phase = phase
-
-    def _chunk(self, flight: Flight) -> int:
-        chunk, begun = super()._chunk(flight), flight.step
-        steps = self._phase.undisturbed(flight.device, chunk, flight.lease.steps - begun + chunk)
-        flight.step = begun - chunk + steps
-        return steps
 
 
 class GenerationPhase(PhaseUnderWay):
@@ -103,8 +86,8 @@ class GenerationPhase(PhaseUnderWay):
         self._redone = self._scheduler.counters.redone_steps
         self._ended = VirtualCalls(self._loop, work.deadline)
         ended: Any = self._ended
-        self._dispatcher = _MergingDispatcher(
-            self, setup.runtime, 1, self._clock, None, self._scheduler, ended
+        self._dispatcher = Dispatcher(
+            setup.runtime, 1, self._clock, None, self._scheduler, ended, self.undisturbed
         )
 
     def _clock(self) -> float:
@@ -249,7 +232,9 @@ class GenerationPhase(PhaseUnderWay):
     # What happens to devices.
 
     def undisturbed(self, device: Device, chunk: int, left: int) -> int:
-        """Return the denoising steps of a device's next call: of chunks that end before any disturbance.
+        """Return the denoising steps of a device's next call: of all chunks that end before any disturbance.
+
+        So a lost lease continues from the same commit as if each chunk were a call.
 
         Args:
             device: device, or group, that has a lease.

@@ -74,7 +74,7 @@ class Grouping:
         return max(each.start + each.weights for each in times) if any(began) else 0, regroup
 
     def formed(self, members: Sequence[SimulatedDevice]) -> None:
-        """Record that devices have formed a group."""
+        """Record that devices have formed a group, which matters where groups are static."""
         names = tuple(device.name for device in members)
         if self.static:
             self._together |= dict.fromkeys(names, names)

@@ -14,7 +14,7 @@ from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import ALL_KINDS, Lease, RequestKind, WorkItem
 
 NEVER = 2**62
-"""Ticks; no lease expires in a simulated run, since no simulated device hangs."""
+"""Seconds; no lease expires in a simulated run, since no simulated device hangs."""
 
 
 class _Shares(WaitingRequests[int]):

@@ -127,6 +127,9 @@ class VirtualCalls:
     def get(self, timeout: float | None = None) -> Future[Any] | None:
         """Return the next call that has ended, or None to wake the dispatcher.
 
+        Args:
+            timeout: ignored, as no virtual worker hangs.
+
         Raises:
             Empty: the deadline has passed.
             SchedulingError: nothing will end any more.

@@ -144,6 +144,7 @@ class MeasuredFleet(GroupedFleet):
         self._degrees = tuple(degrees)
         self._clock = clock
         self._left: Callable[[], WorkLeft] | None = None
+        self._chosen: tuple[tuple[object, ...], Layout] | None = None  # all that the last choice depends on
         self._look = True
         self._timed: set[GeneratingGroup] = set()
         self._asked_at: dict[WorkerGroup, float] = {}
@@ -181,9 +182,13 @@ class MeasuredFleet(GroupedFleet):
         return self._left is not None
 
     def _best_layout(self, places: Mapping[str, str], standing: Sequence[Group]) -> Layout:
-        """Return the groups that end the phase soonest."""
+        """Return the groups that end the phase soonest; all calls that end at one moment find one choice."""
         assert self._left is not None, "the loop says what is left before groups are planned"
-        return choose_layout(places, standing, self._left(), self._step_times, self._degrees)
+        left, times = self._left(), self._step_times
+        given = places, standing, left, times.known, times.regroup_s
+        if self._chosen is None or self._chosen[0] != given:
+            self._chosen = given, choose_layout(places, standing, left, times, self._degrees)
+        return self._chosen[1]
 
     def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
         self._asked_at[place] = self._clock()

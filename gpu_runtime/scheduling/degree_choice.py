@@ -263,7 +263,7 @@ def batch_ends_s(
         heapq.heappush(free, (ahead_s + begin_s, name, step))
     returned, waiting = deque(sorted(back)), deque(left.waiting[len(later) :])
     while returned or waiting:
-        free_s, name, step = heapq.heappop(free)
+        free_s, name, step = free[0]
         # Returned batches are taken first, once they are back.
         comes_s, steps = returned[0] if returned else (math.inf, 0)
         if waiting and comes_s > free_s:
@@ -272,5 +272,5 @@ def batch_ends_s(
             returned.popleft()
             done_s = max(free_s, comes_s) + steps * step
         ends_s.append(done_s)
-        heapq.heappush(free, (done_s, name, step))
+        heapq.heapreplace(free, (done_s, name, step))
     return ends_s

@@ -21,6 +21,9 @@ from storage.errors import ConfigurationError, SchedulingError
 
 _RATE_PARTS = 1000
 
+_ByDegree = tuple[tuple[int, int], ...]
+"""Pairs of a degree and its rate, or its number of groups, in rising order: a key of a cache."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -51,25 +54,21 @@ class Layout:
     idle: tuple[str, ...]
 
 
-class _Worth(NamedTuple):
-    """The worth of a choice; more is better, and the first field that differs decides."""
+_Worth = tuple[int, int, int, int]
+"""The worth of a choice: its rate, minus its idle devices, those that stay in their groups, and its groups.
 
-    rate: int = 0
-    idle: int = 0  # negative
-    kept: int = 0
-    groups: int = 0
+More is better, and the first part that differs decides.
+"""
 
 
 class _Choice(NamedTuple):
     """One way to divide an instance.
 
     Attributes:
-        working: number of groups that count against `at_once`.
         degrees: degrees of all groups, including devices that work alone because nothing else is left.
     """
 
     worth: _Worth
-    working: int
     degrees: tuple[int, ...]
 
 
@@ -101,22 +100,26 @@ def plan_layout(
     for device in sorted(devices):
         instances.setdefault(devices[device], []).append(device)
     names = sorted(instances)
-    standing = {
-        name: [group for group in before if group.instance == name and group.intact(devices)]
-        for name in names
-    }
-    choices = [
-        _choices(
-            len(instances[name]),
-            tuple(sorted(rates.items())),
-            tuple(sorted(Counter(len(g.members) for g in standing[name]).items())),
-        )
+    standing: dict[str, list[Group]] = {name: [] for name in names}
+    for group in before:
+        if group.intact(devices):
+            standing[group.instance].append(group)
+    kinds = [
+        (len(instances[name]), tuple(sorted(Counter(len(g.members) for g in standing[name]).items())))
         for name in names
     ]
-    chosen = _best(choices, len(devices) if at_once is None else at_once)
+    most = len(devices) if at_once is None else at_once
+    best = _best(tuple(sorted(rates.items())), tuple(kinds))  # the same for every `at_once`
+    _, chosen = max((best[working] for working in best if working <= most), key=lambda entry: entry[0])
+    # Survivors of a large group stay together, in order: they hold the same samples. New devices come last.
+    former = {
+        member: (-len(group.members), group.members, place)
+        for group in before
+        for place, member in enumerate(group.members)
+    }
     groups: list[Group] = []
-    for name, choice in zip(names, chosen, strict=True):
-        groups += _assign(name, instances[name], choice.degrees, standing[name], before)
+    for name, degrees in zip(names, chosen, strict=True):
+        groups += _assign(name, instances[name], degrees, standing[name], former)
     used = {member for group in groups for member in group.members}
     return Layout(tuple(groups), tuple(device for device in sorted(devices) if device not in used))
 
@@ -145,21 +148,21 @@ def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
 
 
 @lru_cache(maxsize=256)
-def _choices(
-    size: int, rates_by_degree: tuple[tuple[int, int], ...], standing_of: tuple[tuple[int, int], ...]
-) -> tuple[_Choice, ...]:
-    """Return every way to divide an instance that could be best; pairs have the degree first. Cached."""
+def _choices(size: int, rates_by_degree: _ByDegree, standing_of: _ByDegree) -> Mapping[int, _Choice]:
+    """Return the best way to divide an instance into each number of working groups. Cached."""
     rates, standing = dict(rates_by_degree), Counter(dict(standing_of))
-    found: list[_Choice] = []
+    best: dict[int, _Choice] = {}
     for working in _partitions(size, sorted(rates, reverse=True)):
         alone = size - sum(working) if 1 in rates else 0
         degrees = working + (1,) * alone
         there = Counter(degrees)
         kept = sum(degree * min(count, standing[degree]) for degree, count in there.items())
         rate = sum(rates[degree] for degree in working)
-        worth = _Worth(rate, sum(degrees) - size, kept, len(degrees))
-        found.append(_Choice(worth, len(working), degrees))
-    return tuple(found)
+        worth = rate, sum(degrees) - size, kept, len(degrees)
+        held = best.get(len(working))
+        if held is None or worth > held.worth:
+            best[len(working)] = _Choice(worth, degrees)
+    return best
 
 
 def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -171,28 +174,28 @@ def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield (degree, *rest)
 
 
-def _best(choices: Sequence[Sequence[_Choice]], at_once: int) -> list[_Choice]:
-    """Return a choice for each instance, together worth the most, with at most `at_once` working groups."""
-    # working groups so far → the best choices with exactly that many
-    best: dict[int, tuple[_Worth, tuple[_Choice, ...]]] = {0: (_Worth(), ())}
-    for options in choices:
-        # Of options with equally many working groups only the best one matters.
-        by_working: dict[int, _Choice] = {}
-        for option in options:
-            held = by_working.get(option.working)
-            if held is None or option.worth > held.worth:
-                by_working[option.working] = option
-        following: dict[int, tuple[_Worth, tuple[_Choice, ...]]] = {}
-        for working, (worth, path) in best.items():
-            for option in by_working.values():
-                total = working + option.working
-                if total > at_once:
-                    continue
-                value = _Worth(*map(sum, zip(worth, option.worth, strict=True)))
-                if total not in following or value > following[total][0]:
-                    following[total] = (value, (*path, option))
+@lru_cache(maxsize=64)
+def _best(
+    rates_by_degree: _ByDegree, instances: tuple[tuple[int, _ByDegree], ...]
+) -> Mapping[int, tuple[_Worth, tuple[tuple[int, ...], ...]]]:
+    """Return the best degrees of each instance's groups, by the number of working groups of all. Cached.
+
+    Args:
+        rates_by_degree: rate of each degree.
+        instances: number of devices of each, and its standing groups.
+    """
+    best: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {0: ((0, 0, 0, 0), ())}
+    for size, standing in instances:
+        options = _choices(size, rates_by_degree, standing)
+        following: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {}
+        for working, ((rate, idle, kept, groups), path) in best.items():
+            for more, (worth, degrees) in options.items():
+                value = rate + worth[0], idle + worth[1], kept + worth[2], groups + worth[3]
+                held = following.get(working + more)
+                if held is None or value > held[0]:
+                    following[working + more] = value, (*path, degrees)
         best = following
-    return list(max(best.values(), key=lambda entry: entry[0])[1])
+    return best
 
 
 def _assign(
@@ -200,9 +203,13 @@ def _assign(
     devices: Sequence[str],
     degrees: Sequence[int],
     standing: Sequence[Group],
-    before: Sequence[Group],
+    former: Mapping[str, tuple[int, tuple[str, ...], int]],
 ) -> list[Group]:
-    """Give names to an instance's groups: existing ones first, then devices that worked together."""
+    """Give names to an instance's groups: existing ones first, then devices that worked together.
+
+    Args:
+        former: sort key of each device that was in a group: its size, its members, and the device's place.
+    """
     wanted = Counter(degrees)
     groups = []
     for group in sorted(standing, key=lambda group: group.members):
@@ -211,10 +218,7 @@ def _assign(
             groups.append(group)
     taken = {member for group in groups for member in group.members}
     free = [device for device in devices if device not in taken]
-    former_group = {member: (-len(g.members), g.members) for g in before for member in g.members}
-    # Survivors of a large group stay together, in order: they hold the same samples. New devices come last.
-    order = {member: place for g in before for place, member in enumerate(g.members)}
-    free.sort(key=lambda name: (former_group.get(name, (1, ())), order.get(name, 0), name))
+    free.sort(key=lambda name: (*former.get(name, (1, (), 0)), name))
     for degree in sorted(wanted.elements(), reverse=True):
         groups.append(Group(instance, tuple(free[:degree])))
         free = free[degree:]
@@ -293,7 +297,7 @@ class GroupRegistry:
         wanted = {group.members for group in layout.groups}
         kept = [g for g in self.groups if g.members in wanted and g not in broken]
         held = {group.members for group in kept}
-        dissolved = tuple(group for group in self.groups if group not in kept)
+        dissolved = tuple(group for group in self.groups if group.members not in held)
         coming = [group for group in layout.groups if group.members not in held]
         if not dissolved and not coming:
             return None

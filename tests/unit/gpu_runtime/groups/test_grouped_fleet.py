@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.groups import grouped_fleet
+from gpu_runtime.groups import grouped_fleet, sharing
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.groups.sharing import MeasuredFleet
-from gpu_runtime.scheduling.degree_choice import StepTimeTable
+from gpu_runtime.scheduling.degree_choice import StepTimeTable, choose_layout
 from gpu_runtime.scheduling.group_layout import GroupRegistry
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
@@ -385,6 +386,18 @@ def test_where_sharing_only_costs_one_trial_shows_it_and_sharing_ends():
     second = Phase(USELESS, 17, first.step_times)
     assert {len(record.members) for record in second.records} == {1}
     assert second.took_s == alone.took_s
+
+
+def test_a_choice_is_made_again_only_once_something_that_it_depends_on_has_changed(monkeypatch):
+    made: list[tuple[object, ...]] = []
+
+    def choose(places, standing, left, times, degrees):
+        made.append((places, standing, left, times.known, times.regroup_s))
+        return choose_layout(places, standing, left, times, degrees)
+
+    monkeypatch.setattr(sharing, "choose_layout", choose)
+    Phase(COSTLY, 17)
+    assert len(made) > 1 and all(one != two for one, two in pairwise(made))
 
 
 def test_a_phase_too_short_for_a_trial_makes_none():

@@ -235,7 +235,7 @@ def _train_s(one: _Iteration) -> float:
 
 
 def _usual_draft_s(drafting: Sequence[_Iteration], assumed_s: float) -> float:
-    """Return a device's seconds per draft: all of the window counts, whatever the drafts waited for.
+    """Return a device's seconds per draft in a window, waiting included.
 
     Args:
         assumed_s: seconds where none of them was judged.

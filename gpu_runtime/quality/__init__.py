@@ -1,1 +1,1 @@
-"""What images look like, whatever a reward says: light, edges, grain, variety, distance to the truth."""
+"""Image statistics beside the reward: light, edges, grain, variety, distance to the truth."""

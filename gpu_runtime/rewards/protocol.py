@@ -39,6 +39,9 @@ class Scorer(Protocol):
             PromptFileError, ConfigurationError: if so; with the value, its limits and what to do.
         """
 
+    def move(self, device: str) -> None:
+        """Work on a device from now on, given by torch's name of it; nothing changes without a model."""
+
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3) against its prompt; may raise anything."""
         ...
@@ -65,12 +68,3 @@ class BatchScorer(Scorer, Protocol):
         if score.error is not None:
             raise RewardError(score.error.removeprefix("RewardError: "))
         return score
-
-
-@runtime_checkable
-class SupportsTo(Protocol):
-    """A scorer, or a part of one, whose model is loaded on the CPU and can be moved."""
-
-    def move(self, device: str) -> None:
-        """Work on a device from now on, given by torch's name of it."""
-        ...

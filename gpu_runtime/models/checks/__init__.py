@@ -1,1 +1,1 @@
-"""What is known and refused of a pipeline's model before its weights are loaded."""
+"""Checks of a pipeline's model before its weights are loaded: its outline, sizes, and memory need."""

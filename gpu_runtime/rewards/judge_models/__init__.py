@@ -1,1 +1,1 @@
-"""What scorers judge with: CLIP, Mask2Former, loading them with all their weights, and servers."""
+"""Models that scorers judge with (CLIP, Mask2Former), and servers of judges."""

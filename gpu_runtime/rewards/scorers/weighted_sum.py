@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpu_runtime.rewards.guard import judges_frames, score_each
-from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, SupportsTo
+from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer
 from gpu_runtime.scheduling.scores import Term
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
@@ -70,10 +70,9 @@ class WeightedSum(BatchScorer):
             part.scorer.check(prompt)
 
     def move(self, device: str) -> None:
-        """Move the parts that can be moved to a device."""
+        """Let all parts work on a device from now on."""
         for part in self._parts.values():
-            if isinstance(part.scorer, SupportsTo):
-                part.scorer.move(device)
+            part.scorer.move(device)
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Judge images by all parts, one part after the other."""

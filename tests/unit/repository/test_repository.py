@@ -121,7 +121,7 @@ NAMES = {
     "epoch_book": "GroupRegistry", "farewell": "barrier", "give_up_worker": "kill_hung_worker",
     "hear": "read, on_answer", "heard": "record, on_answer", "heed": "on_notice", "hinders": "prevents",
     "hold_own": "use_training_weights", "hungry": "eligible", "luck": "uniforms",
-    "meeting_place": "rendezvous", "mend": "fix", "movable": "SupportsTo", "own_weights": "training_weights",
+    "meeting_place": "rendezvous", "mend": "fix", "movable": "move", "own_weights": "training_weights",
     "pace": "step_times", "phase_end": "makespan", "played": "simulated, given", "player": "process",
     "players": "processes", "prey": "target", "rivals": "candidates", "road": "transport", "shelf": "queue",
     "striker": "killer", "take_place": "take_slot", "told": "arguments, known",

@@ -1,1 +1,1 @@
-"""What a run would take and cost on a fleet, by policy, before anything is rented: simulated figures."""
+"""Simulated time and cost of a run on a fleet, by policy, before anything is rented."""

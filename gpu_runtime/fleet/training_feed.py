@@ -5,10 +5,9 @@ Groups are given in the order of their prompts, and no weight changes before the
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.phase import OtherWork
+from gpu_runtime.dispatch.group_feed import GroupFeed
 from gpu_runtime.fleet.trainers import Asked, Trainers
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
@@ -29,14 +28,11 @@ from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import AlgorithmConfig
 from storage.record.records import DeviceState
 
-_REMEMBERED = 5
-"""Number of past iterations whose training times predict the next one's."""
-
 _Identity = tuple[int, int]
 _Judged = tuple[GeneratedSample, Future[Score]]
 
 
-class TrainingFeed(OtherWork):
+class TrainingFeed(GroupFeed[_Identity]):
     """A feed of prompt groups to the trainers, which accumulate the first update's gradients meanwhile.
 
     Groups are given in the order of their prompts: during a rollout to trainers that find nothing more to
@@ -58,15 +54,12 @@ class TrainingFeed(OtherWork):
         trainers: Trainers,
         enter: Callable[[str, DeviceState], None],
     ) -> None:
+        super().__init__(algorithm.updates_per_iteration)
         self._algorithm = algorithm
         self._signal: Literal["graded", "exact"] = signal
         self._trainers = trainers
         self._enter = enter
-        self._wake: Callable[[], None] = lambda: None
         self._policy_version = 0
-        self._groups: deque[list[_Identity]] = deque()
-        self._expected = 0  # groups of the iteration
-        self._trained_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._there: dict[_Identity, _Judged] = {}
         self._given: list[TrainingSample] = []
         self._asked: list[Asked[None]] = []
@@ -79,36 +72,30 @@ class TrainingFeed(OtherWork):
         """Expect the samples of an iteration; groups given from another one are not trained on."""
         self.abandon()
         self._policy_version = policy_version
-        if self._algorithm.advantage_std != "batch":
-            ordered = sorted((one.prompt_id, one.seed_index) for one in requests)
-            self._groups.extend(list(group) for _, group in groupby(ordered, lambda one: one[0]))
-        self._expected = len(self._groups)
-
-    @property
-    def left_s(self) -> float | None:
-        """See `OtherWork`: the time of the first update, the only one that can begin early."""
-        if not (self._trained_s and self._groups):
-            return None
-        update_s = statistics.median(self._trained_s) / self._algorithm.updates_per_iteration
-        return update_s * len(self._groups) / self._expected
+        early = () if self._algorithm.advantage_std == "batch" else requests
+        ordered = sorted((one.prompt_id, one.seed_index) for one in early)
+        self._expect(list(group) for _, group in groupby(ordered, lambda one: one[0]))
 
     def note(self, sample: GeneratedSample, score: Future[Score]) -> None:
         """Add a sample of the iteration that has arrived and is being judged."""
         self._there[sample.request.prompt_id, sample.request.seed_index] = sample, score
         score.add_done_callback(lambda _: self._wake())
 
-    def begin(self, wake: Callable[[], None]) -> None:
-        """See `OtherWork`."""
-        self._wake = wake
+    @property
+    def _trainers_that_stay(self) -> Sequence[Device]:
+        return [device for device in self._trainers.devices if device.stays]
 
-    def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
-        """See `OtherWork`: the next prompt group, once all trainers that stay find nothing else to do."""
-        if all(device in devices for device in self._trainers.devices if device.stays):
-            while self._is_next_judged():
-                if (asked := self._give_next(generates=True)) is not None:
-                    calls = zip(asked.devices, asked.calls, strict=True)
-                    return {device.name: call for device, call in calls if device in devices}
-        return {}
+    def _is_judged(self, sample: _Identity) -> bool:
+        one = self._there.get(sample)
+        return one is not None and one[1].done()
+
+    def _begin_next(self) -> Mapping[str, Future[Any]]:
+        asked = self._give_next(generates=True)
+        return (
+            {}
+            if asked is None
+            else {device.name: call for device, call in zip(asked.devices, asked.calls, strict=True)}
+        )
 
     def give(self) -> None:
         """Give the trainers all judged groups, without waiting for them."""
@@ -163,13 +150,6 @@ class TrainingFeed(OtherWork):
         self._groups.clear()
         self._there.clear()
         self._given, self._asked = [], []
-
-    def _is_next_judged(self) -> bool:
-        """Return True if all samples of the next group have arrived and are judged."""
-        if not self._groups:
-            return False
-        there = [self._there.get(identity) for identity in self._groups[0]]
-        return all(one is not None and one[1].done() for one in there)
 
     def _give_next(self, generates: bool) -> Asked[None] | None:
         """Give trainers, which may roll out after it, the next group; None if it is not trained on."""

@@ -24,6 +24,7 @@ from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
+from gpu_runtime.simulator.training_feed import SimulatedFeed
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop, VirtualCalls, ticks
 from gpu_runtime.spot.notices.notice import Notice
 from storage.config.runtime import RuntimeConfig
@@ -37,6 +38,7 @@ class PhaseSetup(NamedTuple):
     Attributes:
         scheduler: assigns batches, its requests, to devices.
         gate: decides whether a batch of drafts may still begin; None without a window.
+        feed: prompt groups of a rollout to train on; None if trainers train on them later.
         first: number of the first batch; numbers are unique in the run.
     """
 
@@ -48,6 +50,7 @@ class PhaseSetup(NamedTuple):
     runtime: RuntimeConfig
     scheduler: PullScheduler[Any]
     gate: DraftGate | None
+    feed: SimulatedFeed | None
     first: int
 
 
@@ -67,6 +70,7 @@ class GenerationPhase(PhaseUnderWay):
         """Each state that a device entered, and when in ticks."""
         super().__init__(setup.loop, setup.times, setup.work, setup.scheduler)
         self._fleet, self._grouping, self._gate, work = setup.fleet, setup.grouping, setup.gate, setup.work
+        self._feed = setup.feed
         self.kind, self.version = work.kind, work.version
         self._drafts = work.kind is RequestKind.EXPLORE
         self.must_end = not self._drafts
@@ -80,7 +84,7 @@ class GenerationPhase(PhaseUnderWay):
         self._listed: list[Device] | None = None
         self._due: dict[int, list[SimulatedDevice]] = {}  # devices on their way, by `coming`
         self._newcomer: Future[None] | None = None
-        self._left: set[str] = set()  # trainers that the live window has released
+        self._trainers_go_on: bool | None = None  # None until they are asked again
         self._scorers_free = self._loop.now
         self._loaded_by = 0
         self._redone = self._scheduler.counters.redone_steps
@@ -121,7 +125,9 @@ class GenerationPhase(PhaseUnderWay):
         return self.outcome
 
     def _generate(self) -> None:
-        self._dispatcher.run(self, self)
+        if self._feed is not None:
+            self._feed.enter = self.enter
+        self._dispatcher.run(self, self, other=self._feed)
 
     # The dispatcher's `Phase`.
 
@@ -154,7 +160,7 @@ class GenerationPhase(PhaseUnderWay):
         if self._is_away(one):
             return False
         device.retiring = False  # a trainer that was called back
-        return not self._leaves(one)
+        return not one.trains or self._goes_on()
 
     def may_pull(self, device: Device, following: WorkItem[Any]) -> bool:
         """Return True if a batch may begin before the deadline, by the gate if there is one."""
@@ -178,8 +184,8 @@ class GenerationPhase(PhaseUnderWay):
         is_last = number == self._first + work.batches - 1
         images = work.images - (work.batches - 1) * work.size if is_last else work.size
         self._scorers_free = max(now, self._scorers_free) + images * self._times.score
-        if work.kind is RequestKind.ROLLOUT:
-            self.outcome.judged_at[number - self._first] = self._scorers_free - self._began
+        if self._feed is not None:
+            self._feed.note(number - self._first, self._scorers_free)
         if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
             self.outcome.judged += images
         return ()
@@ -203,6 +209,7 @@ class GenerationPhase(PhaseUnderWay):
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """See `GeneratingFleet`; each device works alone."""
+        self._trainers_go_on = None
         return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
@@ -242,8 +249,8 @@ class GenerationPhase(PhaseUnderWay):
             left: steps left of the lease.
         """
         worker, work = simulated(device).worker, self._work
-        if work.window is not None and work.train_s is not None:  # which looks at the commits of all devices
-            return chunk
+        if work.window is not None and self._feed is not None and self._feed.left_s is not None:
+            return chunk  # the window looks at the commits of all devices
         moments = [at for at in (self._fleet.disturbed_at, work.deadline) if at is not None]
         if not moments:
             return left
@@ -347,10 +354,6 @@ class GenerationPhase(PhaseUnderWay):
 
     # Trainers.
 
-    def _is_idle(self, device: SimulatedDevice) -> bool:
-        """Return True if a device finds nothing to do here, or has left to train."""
-        return device.name in self._there and not device.worker.calls
-
     def _is_away(self, device: SimulatedDevice) -> bool:
         """Return True if a device trains, or waits for samples to train on."""
         return self._away and device.trains
@@ -369,73 +372,31 @@ class GenerationPhase(PhaseUnderWay):
 
     def _let_trainers_leave(self) -> None:
         """Stop the trainers, each at the end of its denoising step, if other devices can go on."""
-        if not self._others_go_on:
-            return
-        self._away, left = True, self._loop.now
-        for device in self._fleet.trainers:
-            if device.coming is not None:
-                device.free_at, device.coming = device.coming, None
-                left = max(left, device.free_at)
+        self._away = self._others_go_on
+        for device in self._fleet.trainers if self._away else ():
             self._stop(device.worker)
             device.device.retiring = True
-            if device.worker.calls:
-                left = max(left, device.worker.calls[-1].end.at)
-            else:
-                self.enter(device.name, "idle")
-        self.outcome.trainers_left = left - self._began
-
-    def _leaves(self, device: SimulatedDevice) -> bool:
-        """Return True if a trainer trains from now on, by the live window; one called back stays."""
-        if not device.trains or self.outcome.trainers_back is not None:
-            return False
-        if device.name not in self._left and self._goes_on():
-            return False
-        self._left.add(device.name)
-        return True
 
     def _goes_on(self) -> bool:
-        """Return True if the trainers should roll out one more batch each."""
+        """Return True if the trainers should roll out one more batch each, asked once for all of a moment."""
         work, now = self._work, self._loop.now
-        if work.window is None or work.train_s is None:
+        if work.window is None or self._feed is None:
             return True
-        others = [
-            device
-            for device in self._fleet
-            if device.joined and not device.noticed and not device.trains and device.holds == work.version
-            and (device.known_gone is None or device.known_gone > now)
-        ]  # fmt: skip
-        left_s = work.train_s - self._trained_s()
-        return work.window.goes_on(self._dispatcher.work_left().steps / work.steps, len(others), left_s)
-
-    def _trained_s(self) -> float:
-        """Return the seconds of training done since all trainers left, at most those of what is judged."""
-        assert self._work.train_s is not None, "else nothing asks"
-        if not all(map(self._is_idle, self._fleet.trainers)):
-            return 0.0
-        passed = self._loop.now - self._began
-        judged = sum(at <= passed for at in self.outcome.judged_at.values()) / self._work.batches
-        return min(
-            (passed - self._idle_since(self._fleet.trainers)) / TICKS_PER_S, judged * self._work.train_s
-        )
+        if self._trainers_go_on is None:
+            others = sum(
+                device.joined and not device.noticed and not device.trains and device.holds == work.version
+                and (device.known_gone is None or device.known_gone > now)
+                for device in self._fleet
+            )  # fmt: skip
+            batches = self._dispatcher.work_left().steps / work.steps
+            self._trainers_go_on = work.window.goes_on(batches, others, self._feed.left_s)
+        return self._trainers_go_on
 
     def _ask_trainers_again(self) -> None:
-        """Let trainers that train roll out again, if no other device can go on or a loss requires it."""
-        outcome, trainers = self.outcome, self._fleet.trainers
-        if outcome.trainers_left is not None and self._away and not self._others_go_on:
-            outcome.trainers_back = self._loop.now - self._began
-            self._let_trainers_join()
-        if self._left and self._goes_on():
-            if all(map(self._is_idle, trainers)):
-                outcome.trainers_left = self._idle_since(trainers)
-                outcome.trainers_back = self._loop.now - self._began
-            self._left.clear()
+        """Let trainers roll out again if no other device can go on, or the live window says so."""
+        if self._feed is not None:
+            self._away = self._away and self._others_go_on
             self._ended.put(None)
-
-    def _idle_since(self, devices: Sequence[SimulatedDevice]) -> int:
-        """Return the ticks from the beginning until the last of some idle devices became idle."""
-        now = self._loop.now  # one that has just ended a batch is not booked as idle yet
-        since = {device.name: at if state == "idle" else now for device, state, at in self.entered}
-        return max(since.get(device.name, now) for device in devices) - self._began
 
     def _end(self) -> None:
         """Drop what devices still work on; they stay busy until the end of their chunk."""
@@ -443,7 +404,8 @@ class GenerationPhase(PhaseUnderWay):
         for event in self._events:
             event.cancel()
         self.outcome.judging = max(0, self._scorers_free - self._loop.now)
-        all_idle = all(map(self._is_idle, self._fleet.trainers))
+        of_trainers = [device.worker.calls for device in self._fleet.trainers]
+        free = max([self._loop.now, *(calls[-1].end.at for calls in of_trainers if calls)])
         for device in self._fleet:
             calls, device.worker = device.worker.calls, device.own
             if device.coming is not None:
@@ -453,7 +415,8 @@ class GenerationPhase(PhaseUnderWay):
             for call in calls:
                 call.end.cancel()
             calls.clear()
-            if device.joined and not self._is_away(device):
+            if device.joined and not self._is_away(device) and not self._dispatcher.busy(device.name):
                 self.enter(device.name, "idle")
-        if self.kind is RequestKind.ROLLOUT and self.outcome.trainers_left is None and all_idle:
-            self.outcome.trainers_left = self._idle_since(self._fleet.trainers)
+        if self._feed is not None:
+            spans, began = self._feed.end(free), self._began
+            self.outcome.trained = [(since - began, until - began) for since, until in spans]

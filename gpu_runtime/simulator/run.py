@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -23,17 +23,12 @@ from gpu_runtime.simulator.generation import GenerationPhase, PhaseSetup
 from gpu_runtime.simulator.grouped_generation import GroupedPhase
 from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.lent_devices import LentDevices
-from gpu_runtime.simulator.phase_work import (
-    PhaseOutcome,
-    PhaseWork,
-    fed_groups,
-    judged_groups,
-    training_spans,
-)
+from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import NEVER, PushDispatch
 from gpu_runtime.simulator.renting import Renting
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
+from gpu_runtime.simulator.training_feed import SimulatedFeed
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
@@ -99,8 +94,11 @@ class Simulation:
         # A plan that deals batches beforehand, or has a fixed window, decides nothing during a rollout.
         asks = config.runtime.trainers_leave and not (plan.pushes or plan.seeds)
         self._window = LiveWindow() if asks else None
-        self._train_s: float | None = None  # seconds of an update
         updates = config.algorithm.updates_per_iteration
+        trainers, group_time = self._fleet.trainers, config.algorithm.group_size * times.train_sample
+        self._feed = SimulatedFeed(
+            self._loop, [one.device for one in trainers], config.algorithm, group_time, not plan.seeds
+        )
         self._renting = Renting(self._loop, plan.fleet, self._fleet, updates, asks)
         self._untrained = 0  # ticks of training due beside the next rollout, if runs share devices
 
@@ -137,7 +135,7 @@ class Simulation:
         if self._seeds is None:
             strategy.before_rollout(iteration, self)
         ahead = strategy.ahead(iteration + 1, self) if more else None
-        work = replace(self._rollout(version), window=self._window, train_s=self._train_s)
+        work = replace(self._rollout(version), window=self._window)
         self._renting.decide(work.batches, self._config.iterations - version.policy_version)
         self._seeds = None
         if self._plan.seeds:
@@ -158,21 +156,20 @@ class Simulation:
 
     def _roll_out_and_train(self, work: PhaseWork, ahead: Ahead | None) -> SeedPlan | None:
         """Roll out, judge and train; return the seeds chosen beside judging and training."""
-        loop, run, algorithm = self._loop, self._run, self._config.algorithm
-        began = loop.now
+        loop, run, began = self._loop, self._run, self._loop.now
+        self._feed.expect(work)
         with self._timed("rollout"):
-            outcome = self._generate(work)
+            outcome = self._generate(work, feed=self._feed)
         batch = work.steps * self._times.step + self._times.decode
         self._renting.on_rolled_out(batch, self._times.start)
         if self._window is not None:
             self._window.on_rolled_out([batch / TICKS_PER_S])
-        groups = fed_groups(judged_groups(outcome, work, algorithm.group_size), algorithm)
-        spans = self._train_spans(outcome, groups, began)
+        spans = self._train_spans(outcome, began)
         judged, self._window_closes = loop.now + outcome.judging, spans[-1][1]
         whole_s = sum(until - since for since, until in spans) / TICKS_PER_S
         beside_s = sum(max(0, min(judged, until) - since) for since, until in spans) / TICKS_PER_S
         self._renting.on_trained(TrainingTime(whole_s, beside_s))
-        self._train_s = whole_s / algorithm.updates_per_iteration
+        self._feed.on_trained(whole_s)
         run.phases["reward"] += outcome.judging
         run.phases["train"] += self._window_closes - judged
         self._fleet.on_training()
@@ -194,6 +191,7 @@ class Simulation:
         rollout_s = work.batches * (work.steps * times.step + times.decode) / TICKS_PER_S
         train_s = work.images * times.train_sample / TICKS_PER_S
         trainers = fleet.trainers
+        self._feed.expect(work)
         if train_s:
             # Beyond so many, RLBoost's `N_prem`, each one waits for the trainers, even without a window.
             useful = math.floor(rollout_s / train_s)
@@ -204,21 +202,20 @@ class Simulation:
         # After it, the rest takes the others as long as training: rollout = window · all + train · others.
         window_s = max(0.0, (rollout_s - others * train_s) / (len(trainers) + others))
         with self._timed("rollout"):
-            outcome = self._generate(replace(work, trainers_leave=began + times.weights + ticks(window_s)))
-        judged = judged_groups(outcome, work, self._config.algorithm.group_size)
-        spans = self._train_spans(outcome, sorted(judged), began)  # in the order in which they are judged
+            leaves = replace(work, trainers_leave=began + times.weights + ticks(window_s))
+            outcome = self._generate(leaves, feed=self._feed)
+        spans = self._train_spans(outcome, began)
         with self._timed("train"):
             self._pass(spans[-1][1] - self._loop.now)
 
-    def _train_spans(self, outcome: PhaseOutcome, groups: Sequence[int], began: int) -> list[tuple[int, int]]:
+    def _train_spans(self, outcome: PhaseOutcome, began: int) -> list[tuple[int, int]]:
         """Book and return the intervals in which trainers train on a rollout that began at tick `began`."""
-        length = self._config.algorithm.group_size * self._times.train_sample
-        found = training_spans(outcome, groups, length, self._loop.now - began)
-        spans = [(began + since, began + until) for since, until in found]
+        spans = [(began + since, began + until) for since, until in outcome.trained]
         for device in self._fleet.trainers:
             for since, until in spans:
-                self._fleet.enter(device, "train", since)
-                self._fleet.enter(device, "idle", until)
+                if until >= self._loop.now:  # others are booked
+                    self._fleet.enter(device, "train", since)
+                    self._fleet.enter(device, "idle", until)
         return spans
 
     def _roll_out_beside_training(self, work: PhaseWork) -> None:
@@ -328,12 +325,14 @@ class Simulation:
         """Most drafts that an iteration may make."""
         return float(self._config.prompts_explored * self._config.exploration.candidates)
 
-    def _generate(self, work: PhaseWork, gate: DraftGate | None = None) -> PhaseOutcome:
-        """Simulate a phase, or repeat a known one if nothing can disturb it."""
+    def _generate(
+        self, work: PhaseWork, gate: DraftGate | None = None, feed: SimulatedFeed | None = None
+    ) -> PhaseOutcome:
+        """Simulate a phase, or repeat a known one if nothing can disturb it; `feed` expects its groups."""
         self._fleet.take_in()
         loop, devices = self._loop, list(self._fleet)
         began, changes = loop.now, self._fleet.changes
-        key = self._key(work, gate)
+        key = self._key(work, gate, feed)
         calm = self._calm.get(key) if self._repeats else None
         next_at = loop.next_at
         if calm is not None and (next_at is None or next_at > began + calm.length):
@@ -351,7 +350,7 @@ class Simulation:
             scheduler = PushDispatch(there, work.version)
         memory = self._grouping.memory(work.kind)
         setup = PhaseSetup(
-            loop, self._fleet, self._times, self._grouping, work, self._config.runtime, scheduler, gate,
+            loop, self._fleet, self._times, self._grouping, work, self._config.runtime, scheduler, gate, feed,
             self._next_batch,
         )  # fmt: skip
         phase = (GroupedPhase if self._grouping.shares(work.kind) else GenerationPhase)(setup)
@@ -373,11 +372,11 @@ class Simulation:
             )
         return self._count(outcome)
 
-    def _key(self, work: PhaseWork, gate: DraftGate | None) -> Hashable:
+    def _key(self, work: PhaseWork, gate: DraftGate | None, feed: SimulatedFeed | None) -> Hashable:
         """Return all that a phase depends on as long as no event disturbs it."""
         now = self._loop.now
         moments = (work.deadline, work.trainers_join, work.trainers_leave)
-        turns = (*(None if at is None else at - now for at in moments), work.train_s)
+        turns = tuple(None if at is None else at - now for at in moments)
         known = self._forecast.state() if gate is not None else {}
         forecast = tuple((name, tuple(values)) for name, values in known.items())
         devices = list(self._fleet)
@@ -386,7 +385,8 @@ class Simulation:
             steps_to_commit(self._config.runtime.commit_steps, one.device.step_s) for one in devices
         )
         grouping = self._grouping.key(work.kind, devices)
-        return work.kind, work.batches, turns, forecast, states, commits, grouping
+        trains = feed is not None, None if feed is None else feed.left_s
+        return work.kind, work.batches, turns, forecast, states, commits, grouping, trains
 
     def _count(self, outcome: PhaseOutcome) -> PhaseOutcome:
         self._run.drafts += outcome.judged

@@ -7,6 +7,7 @@ An evaluation is one batch of seven steps: 11 s with the weights and its judging
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +29,12 @@ from gpu_runtime.simulator.comparison.what_if import (
     better_but_simulated,
     simulated_policies,
 )
+from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, judged_groups, training_spans
+from gpu_runtime.simulator.phase_work import PhaseWork
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
-from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from gpu_runtime.simulator.training_feed import SimulatedFeed
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.trace import Trace
 from storage.errors import ConfigurationError
 from tests.simulated import STAYS, simulated, small_config, spot_trace, times_of
@@ -117,16 +120,15 @@ def test_trainers_roll_out_for_the_window_and_train_while_the_spot_device_goes_o
 @pytest.mark.parametrize(
     ("lost_s", "notice_s", "trained_s"),
     [
-        # At 30.5 the spot device has committed two of its second batch's five steps. The trainers end that
-        # batch at 34.5 and the last one at 40.5. What would not be trained on by then waits until then.
-        (30.5, 0.0, 40.5 + 16),
-        # A notice at 29.5: the third step, which ends at 30, is handed over; trainers begin the last batch at
-        # 29.5, and go on with the other one at 35.5 for two steps and decoding.
-        (30.5, 1.0, 38.5 + 16),
-        # What was trained on before counts. Judged at 28 and 29: the first group is trained on until 32, the
-        # second would be until 36. Called back at 35, the trainer does three steps and decoding until 39,
-        # then the three groups that are left.
-        (35.0, 0.0, 39 + 12),
+        # At 30.5 the spot device has committed two of its second batch's five steps. The trainer is at the
+        # first group from 28 on; it ends that batch at 36 and the last one at 42, and trains on the others.
+        (30.5, 0.0, 42 + 12),
+        # A notice at 29.5: the third step, which ends at 30, is handed over; from 32 on the trainer does two
+        # steps and decoding, and the last batch.
+        (30.5, 1.0, 41 + 12),
+        # Judged at 28 and 29, both groups are trained on until 36. The trainer does three steps and decoding
+        # until 40, then the two groups that are left.
+        (35.0, 0.0, 40 + 8),
     ],
 )  # fmt: skip
 def test_with_the_last_spot_device_lost_the_trainers_roll_out_the_rest(lost_s, notice_s, trained_s):
@@ -163,22 +165,30 @@ def test_no_more_spot_devices_are_rented_than_the_training_has_work_for(
     assert len(rolled_out) == rented
 
 
-def spans(outcome: PhaseOutcome, rolled: int) -> list[tuple[int, int]]:
-    work = PhaseWork(RequestKind.ROLLOUT, WeightsVersion(0), 3, 5, 4, 12)
-    return training_spans(outcome, sorted(judged_groups(outcome, work, 6)), 6, rolled)
+def spans(judged: dict[int, int], free: int, taken_at: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """Intervals of training on two groups of six in batches of four, given a trainer's free moments."""
+    loop, trainer = EventLoop(), SimulatedDevice("t", "reserved", trains=True).device
+    algorithm = small_config(algorithm={"group_size": 6}).algorithm
+    feed = SimulatedFeed(loop, [trainer], algorithm, 6, in_order=False)
+    feed.enter = lambda *entered: None
+    feed.expect(PhaseWork(RequestKind.ROLLOUT, WeightsVersion(0), 3, 5, 4, 12))
+    for batch, at in judged.items():
+        feed.note(batch, at)
+    for at in taken_at:
+        loop.run_until(lambda: False, at)
+        assert list(feed.take([trainer])) == ["t"] and feed.take([]) == {}
+    return feed.end(free)
 
 
 def test_a_group_is_trained_on_when_its_last_batch_is_judged():
-    # Groups of six in batches of four: the first group needs the first two batches, the second the last two.
-    judged = {0: 10, 1: 30, 2: 20}
-    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5), 20) == [(30, 42)]
+    # The first group needs the first two batches, the second the last two. They rolled out to the end.
+    assert spans({0: 10, 1: 30, 2: 20}, 20) == [(30, 42)]
     judged = {0: 10, 1: 12, 2: 30}
-    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5), 20) == [(12, 18), (30, 36)]
-    # They rolled out to the end.
-    assert spans(PhaseOutcome(judged_at=judged), 20) == [(20, 26), (30, 36)]
-    # Called back at 17: the first group is not done by then.
-    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5, trainers_back=17), 28) == [(28, 40)]
-    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5, trainers_back=18), 28)[0] == (12, 18)
+    assert spans(judged, 20) == [(20, 26), (30, 36)]
+    # One is begun beside the rollout, and is completed after it.
+    assert spans(judged, 20, [12]) == [(12, 18), (30, 36)]
+    assert spans(judged, 20, [16]) == [(16, 22), (30, 36)]
+    assert spans(judged, 33, [12, 30]) == [(12, 18), (30, 36)]
 
 
 @pytest.mark.parametrize(("notice_s", "redone"), [(0.0, 2), (2.2, 0)])

@@ -1,4 +1,4 @@
-"""Write docs/measurements.md, README, picture, carried curves and profiles from the kept results.
+"""Write docs/measurements.md, README, picture and profiles from the kept results.
 
 `benchmarks/results/NAME.json` holds a result, `benchmarks/results/judgements.toml` what is said about it:
 title, figures to show, tables and a judgement. A template names a figure by its path in the result, as in
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import gpu_document
-from benchmarks.documents.carried_curves import ARMS, carried_curves
 from benchmarks.documents.glance_picture import draw
 from benchmarks.report import RESULTS, ROOT
 
@@ -29,7 +28,6 @@ DOCUMENT = ROOT / "docs/measurements.md"
 README = ROOT / "README.md"
 GPUS = ROOT / "docs/gpus.md"
 PICTURE = ROOT / "docs/images/at-a-glance.svg"
-CURVES = ROOT / "presets/curves"
 PROFILES = ROOT / "presets/profiles"
 GPU = "gpu_day"
 """The result that documents speak of by its figures alone, so that it needs no judgement."""
@@ -279,15 +277,7 @@ def generated() -> dict[Path, str]:
     judgements = read_judgements()
     gpu = results.pop(GPU, None)
     check_judgements(results, judgements)
-    curves = {
-        CURVES / f"{task}-{objective}.json": carried_curves(
-            task, objective, results[f"exploration-{task}"]["figures"]
-        )
-        for task in ("ocr", "shapes")
-        for objective in ARMS
-    }
     return {
-        **curves,
         **gpu_document.profiles(gpu, PROFILES),
         DOCUMENT: document(results, judgements, gpu),
         README: with_block(

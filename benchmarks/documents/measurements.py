@@ -32,6 +32,8 @@ PROFILES = ROOT / "presets/profiles"
 GPU = "gpu_day"
 """The result that documents speak of by its figures alone, so that it needs no judgement."""
 RENEW = "python -m benchmarks.measurements"
+GONE = ("objectives",)
+"""Benchmarks whose code is gone: the commands of their results run at the commits of these."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"
@@ -120,18 +122,6 @@ def sources() -> dict[str, Path]:
     return {file.parent.name if file.stem == "__main__" else file.stem: file for file in sorted(files)}
 
 
-def module_of(command: str) -> str:
-    """The benchmark that a command runs.
-
-    Raises:
-        JudgementError: it runs none.
-    """
-    found = re.search(r"benchmarks\.(\w+)", command)
-    if found is None or found[1] not in sources():
-        raise JudgementError(f"{command!r} runs no benchmark of this repository; set `command`")
-    return found[1]
-
-
 def read_judgements(path: Path = JUDGEMENTS) -> dict[str, Any]:
     """What is said about the results; an entry has what it lacks from the one that it is `like`.
 
@@ -176,12 +166,14 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
     """One result: what is measured, its figures and tables, its judgement, its origin.
 
     Raises:
-        JudgementError: a figure is named that the result does not have.
+        JudgementError: a figure is named that the result does not have, or its command runs no benchmark.
     """
     figures = result["figures"]
     command = entry.get("command", result["command"])
     try:
-        module_of(command)  # it still runs
+        runs = re.search(r"benchmarks\.(\w+)", command)
+        if (runs is None or runs[1] not in sources()) and name not in GONE:
+            raise JudgementError(f"{command!r} runs no benchmark of this repository; set `command`")
         lines = [f"### {entry['title']}", "", paragraph(fill(entry["kind"], figures)), ""]
         rows = [
             [fill(label, figures), cell(template, figures)] for label, template in entry.get("figures", [])
@@ -197,7 +189,10 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
         lines += [paragraph(fill(entry["judgement"], figures)), ""]
     except JudgementError as error:
         raise JudgementError(f"{name}: {error}") from error
-    return [*lines, f"`{command.removesuffix(' --keep')}`{origin(name, result, command)}", ""]
+    said = f"`{command.removesuffix(' --keep')}`{origin(name, result, command)}"
+    if name in GONE:
+        said = said.replace("python -m ", "").replace("`, commit", "` of commit")
+    return [*lines, said, ""]
 
 
 def origin(name: str, result: Mapping[str, Any], command: str = "") -> str:

@@ -92,6 +92,12 @@ def test_a_result_shows_figures_tables_judgement_and_origin():
     assert "`python -m benchmarks.overlap`, commit `abc`" in own, "the command names the file"
     with pytest.raises(JudgementError, match="x: no figure 'gone'"):
         result_lines("x", kept(), judged(judgement="{gone}"))
+    with pytest.raises(JudgementError, match=r"x: 'make ui' runs no benchmark of this repository"):
+        result_lines("x", kept(), judged(command="make ui"))
+    gone = "\n".join(
+        result_lines("objectives", kept(), judged(command="python -m benchmarks.objectives --keep"))
+    )
+    assert "`benchmarks.objectives` of commit `abc`" in gone
     whole = document({"x": kept()}, judgements(x=judged()))
     assert "Nothing has been measured on a GPU yet" in whole
 

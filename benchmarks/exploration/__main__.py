@@ -23,18 +23,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
 
 from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, LARGE, TASKS, arm_config
-from benchmarks.exploration.curve_store import CurveStore, add_curve_options, commits_since, curve_name
-from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
-from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.curve_store import CurveStore, CurveWanted, add_curve_options, curve_name
 from benchmarks.exploration.summary import summarise
 from benchmarks.exploration.tuning import Tuned, choose, tuned_of, tuning_curves
 from benchmarks.exploration.tuning_prompts import tuning_settings
 from benchmarks.report import finish, options
-from storage.environment import environment
 from storage.home import Home
 
 FULL_SEEDS = 8
@@ -77,14 +73,14 @@ def main() -> None:
     """Print one JSON line."""
     parser = _command_line()
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    commit, task = environment()["commit"], arguments.task
-    earlier = commits_since(arguments.after)
-    jobs = 0 if arguments.as_is else arguments.jobs
+    task = arguments.task
     if arguments.tuning:
-        print(_tune(task, curve_store(f"tuning-{task}", commit, earlier), jobs, arguments.keep))
+        folder = Home.from_environment().ensure().path / "benchmarks" / "tuning-prompts"
+        prompts = tuning_settings(TASKS[task].scorer, TASKS[task].preset, folder)
+        tried = CurveStore.of_call(f"tuning-{task}", arguments).curves(tuning_curves(task, prompts))
+        print(json.dumps(choose(task, tried).figures))
         return
-    tuned = None if arguments.quick else tuned_of(task, commit, earlier)
+    tuned = None if arguments.quick else tuned_of(task, arguments)
     if tuned is None and not arguments.quick:
         parser.error(
             f"no arm of {task} or ocr-graded has been tuned by this commit: call with --tuning first, or "
@@ -92,8 +88,8 @@ def main() -> None:
         )
     arms = arguments.arms or (main_arms(tuned) if tuned else ["off_policy_32", "plain_nft_shared"])
     seeds, share = (1, 4) if arguments.quick else (arguments.seeds, 1)
-    store = curve_store(f"exploration-{task}", commit, earlier)
-    curves = make_curves(store, reported_curves(task, arms, seeds, tuned, share), jobs)
+    wanted = reported_curves(task, arms, seeds, tuned, share)
+    curves = CurveStore.of_call(f"exploration-{task}", arguments).curves(wanted)
     chosen = dict(tuned.chosen) if tuned else {"nft": "off_policy_32"}
     made = {arm for arm, _ in curves}
     chosen = {objective: arm for objective, arm in chosen.items() if arm in made}
@@ -102,8 +98,6 @@ def main() -> None:
             chosen.setdefault(ARMS[arm].objective, arm)
     if not any(name in made and ARMS[name].plain in made for name in chosen.values()):
         parser.error("--as-is: no chosen arm has curves yet, with those of its arm without exploration")
-    if arguments.keep:
-        store.keep()
     figures = {
         "curves_after": arguments.after,
         "tuning": tuned.figures if tuned else {},
@@ -111,16 +105,6 @@ def main() -> None:
     }
     large = "-large" if made & {*LARGE} else ""  # beside the result of the other arms
     finish(f"exploration-{task}{large}", figures, arguments, module="exploration")
-
-
-def _tune(task: str, store: CurveStore[Curve], jobs: int, keep: bool) -> str:
-    """Make the tuning curves, and say what is chosen by them."""
-    folder = Home.from_environment().ensure().path / "benchmarks" / "tuning-prompts"
-    prompts = tuning_settings(TASKS[task].scorer, TASKS[task].preset, folder)
-    curves = make_curves(store, tuning_curves(task, prompts), jobs)
-    if keep:
-        store.keep()
-    return json.dumps(choose(task, curves).figures)
 
 
 def _command_line() -> argparse.ArgumentParser:

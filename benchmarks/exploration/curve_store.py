@@ -1,27 +1,30 @@
-"""Finished curves of a long benchmark, kept so that an interrupted one goes on where it was."""
+"""Learning curves of a long benchmark: made some at a time, and kept so that it goes on where it was."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TypeVar
 
+import torch
+
+from benchmarks.exploration.learning_curve import Curve, make_curve
 from benchmarks.report import RESULTS
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-C = TypeVar("C", bound="DataclassInstance")
-K = TypeVar("K")
+Key = TypeVar("Key")
 
 KEPT = RESULTS / "curves"
 """Curves that the repository keeps, so that a benchmark can go on on another machine."""
@@ -31,7 +34,24 @@ _SHORT = 12
 
 
 @dataclass(frozen=True)
-class CurveStore(Generic[C]):
+class CurveWanted:
+    """A curve to make.
+
+    Attributes:
+        name: what it is kept as.
+        config: what is run.
+        iterations: how long.
+        every: iterations between evaluations.
+    """
+
+    name: str
+    config: RunConfig
+    iterations: int
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class CurveStore:
     """A folder of curves in the home, and one in the repository.
 
     A curve counts for its commit and for its name only, which says what it was made with (`curve_name`).
@@ -40,29 +60,58 @@ class CurveStore(Generic[C]):
         name: the benchmark's.
         commit: of the code that makes the curves, read once at the start: workers run the code of that
             moment.
-        read: a curve from its JSON values.
         earlier: commits whose curves count too (`commits_since`).
+        jobs: curves made at a time; with 0 none is.
+        keeps: True to copy the home's curves into the repository once all are made.
     """
 
     name: str
     commit: str
-    read: Callable[[Mapping[str, Any]], C]
     earlier: tuple[str, ...] = ()
+    jobs: int = 0
+    keeps: bool = False
 
-    def load(self, curve: str) -> C | None:
+    @classmethod
+    def of_call(cls, name: str, arguments: argparse.Namespace) -> CurveStore:
+        """Return the store that a call's options ask for (`add_curve_options`)."""
+        jobs = 0 if arguments.as_is else arguments.jobs
+        return cls(name, arguments.commit, commits_since(arguments.after), jobs, arguments.keep)
+
+    def curves(self, wanted: Mapping[Key, CurveWanted]) -> dict[Key, Curve]:
+        """Return all curves by their keys; those that are not kept yet are made."""
+        found = self.kept(wanted)
+        missing = {key: want for key, want in wanted.items() if key not in found} if self.jobs else {}
+        if missing:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            with ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn")) as pool:
+                running = {
+                    pool.submit(_make, want.config.model_dump_json(), want.iterations, want.every): key
+                    for key, want in missing.items()
+                }
+                for call in as_completed(running):
+                    key = running[call]
+                    found[key] = curve = call.result()
+                    self.save(wanted[key].name, curve)
+                    ends = f"exact {curve.exact[0]:.3f} -> {curve.exact[-1]:.3f}"
+                    print(f"{key}: {ends}, score {curve.score[-1]:.3f}", file=sys.stderr, flush=True)
+        if self.keeps:
+            self.copy_to_repository()
+        return found
+
+    def kept(self, wanted: Mapping[Key, CurveWanted]) -> dict[Key, Curve]:
+        """Return the curves that are kept, by their keys."""
+        found = {key: self.load(want.name) for key, want in wanted.items()}
+        return {key: curve for key, curve in found.items() if curve is not None}
+
+    def load(self, curve: str) -> Curve | None:
         """A kept curve by its name; None where there is none."""
         for commit in self._commits:
             for place in (self._home, KEPT / self.name):
                 if (path := place / commit / f"{curve}.json").is_file():
-                    return self.read(json.loads(path.read_text(encoding="utf-8")))
+                    return Curve(**json.loads(path.read_text(encoding="utf-8")))
         return None
 
-    def load_all(self, curves: Mapping[K, str]) -> dict[K, C]:
-        """Those of some curves that are kept, by the keys of their names."""
-        found = {key: self.load(curve) for key, curve in curves.items()}
-        return {key: values for key, values in found.items() if values is not None}
-
-    def save(self, curve: str, values: C) -> None:
+    def save(self, curve: str, values: Curve) -> None:
         """Keep a curve under its name; a half-written one is never found."""
         if _is_unknown(self.commit):
             return
@@ -72,7 +121,7 @@ class CurveStore(Generic[C]):
         draft.write_text(json.dumps(asdict(values)), encoding="utf-8")
         draft.replace(path)
 
-    def keep(self) -> None:
+    def copy_to_repository(self) -> None:
         """Copy the home's curves into the repository."""
         for commit in self._commits:
             for path in (self._home / commit).glob("*.json"):
@@ -88,6 +137,12 @@ class CurveStore(Generic[C]):
     @property
     def _home(self) -> Path:
         return Home.from_environment().ensure().path / "benchmarks" / self.name
+
+
+def _make(config_json: str, iterations: int, every: int) -> Curve:
+    """Make one curve, in its own process."""
+    torch.set_num_threads(1)
+    return make_curve(RunConfig.model_validate_json(config_json), iterations, every)
 
 
 def add_curve_options(parser: argparse.ArgumentParser, seeds: int) -> None:

@@ -24,7 +24,6 @@ over that of the driver and devices.
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
 import time
@@ -36,8 +35,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.exploration.arms import Recipe, arm_config
-from benchmarks.exploration.curve_store import add_curve_options, commits_since, curve_name
-from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
+from benchmarks.exploration.curve_store import CurveStore, CurveWanted, add_curve_options, curve_name
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import MIXED, Costs, Fleet, public_costs, times_with_window
 from benchmarks.exploration.summary import ratio_of_medians
@@ -386,22 +384,17 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
     add_curve_options(parser, 4)
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    earlier = commits_since(arguments.after)
     curves: dict[str, dict[str, dict[int, Curve]]] = {}
     wanted = curves_wanted(arguments.cases, arguments.seeds)
     for task in dict.fromkeys(CASES[name].task for name in arguments.cases):
-        store = curve_store(f"exploration-{task}", arguments.commit, earlier)
         mine = {key: want for key, want in wanted.items() if CASES[key[0]].task == task}
         # Cases of a task share the curves of its fixed arms.
         once = {want.name: want for want in mine.values()}
-        made = make_curves(store, once, 0 if arguments.as_is else arguments.jobs)
+        made = CurveStore.of_call(f"exploration-{task}", arguments).curves(once)
         for (name, strategy, seed), want in mine.items():
             members = curves.setdefault(name, {}).setdefault(strategy, {})
             if want.name in made:
                 members[seed] = made[want.name]
-        if arguments.keep:
-            store.keep()
     cases = {name: case_figures(name, members) for name, members in curves.items() if all(members.values())}
     if not any("against_plain" in one for one in cases.values()):
         parser.error("no case has curves of all its arms yet in which plain gains; call without --as-is")

@@ -29,21 +29,18 @@ exceeds its noise: as logarithms, the root of the summed squares of both half in
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.exploration.arms import arm_config
-from benchmarks.exploration.curve_store import KEPT, add_curve_options, commits_since
-from benchmarks.exploration.curves import curve_store, make_curves
+from benchmarks.exploration.curve_store import KEPT, CurveStore, add_curve_options
 from benchmarks.exploration.exploration_auto import CASES, FIXED, RECIPE, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.summary import Way, arm_curves, ratio
@@ -200,24 +197,19 @@ def earlier_points() -> dict[Point, dict[str, Any]]:
     }
 
 
-def present_points(
-    seeds: int, commit: str, earlier: tuple[str, ...], jobs: int, keep: bool
-) -> dict[Point, dict[str, Any]]:
+def present_points(arguments: argparse.Namespace) -> dict[Point, dict[str, Any]]:
     """Return the measured gains of today's arms, whose curves are those of `benchmarks.exploration_auto`."""
     case_of = {case.task: name for name, case in reversed(CASES.items())}
-    wanted = curves_wanted([*case_of.values()], seeds)
+    wanted = curves_wanted([*case_of.values()], arguments.seeds)
     found = {}
     for task, case in case_of.items():
-        store = curve_store(f"exploration-{task}", commit, earlier)
         mine = {key[1:]: want for key, want in wanted.items() if key[0] == case and key[1] != "auto"}
-        made = make_curves(store, mine, jobs)
+        made = CurveStore.of_call(f"exploration-{task}", arguments).curves(mine)
         arms = {name: {seed: curve for (each, seed), curve in made.items() if each == name} for name in FIXED}
         for point in (*MEASURED, *PREDICTED):
             both = arms["plain"].keys() & arms[point.strategy].keys()
             if point.task == task and point not in EARLIER and len(both) > 1:
                 found[point] = measured_gain(point, arms["plain"], arms[point.strategy])
-        if keep:
-            store.keep()
     return found
 
 
@@ -226,12 +218,7 @@ def main() -> None:
     parser = options(__doc__)
     add_curve_options(parser, 4)
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
-    jobs, earlier = 0 if arguments.as_is else arguments.jobs, commits_since(arguments.after)
-    points = earlier_points() | present_points(
-        arguments.seeds, arguments.commit, earlier, jobs, arguments.keep
-    )
+    points = earlier_points() | present_points(arguments)
     predictions = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
     figures = {"curves_after": arguments.after, **summarise(points, predictions)}
     finish("exploration_map", figures, arguments)

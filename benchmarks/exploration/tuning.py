@@ -7,14 +7,14 @@ is the one whose time to 75 % of the gain of the arm without exploration is leas
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.exploration.arms import ARMS, RECIPES, Recipe, arm_config, arms_of
-from benchmarks.exploration.curve_store import curve_name
-from benchmarks.exploration.curves import CurveWanted, curve_store
+from benchmarks.exploration.curve_store import CurveStore, CurveWanted, curve_name
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import MIXED
 from benchmarks.exploration.summary import arm_curves, time_ratio_75
@@ -102,11 +102,10 @@ def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
     return Tuned(recipes, chosen, {"task": task, "run_seed": TUNING_SEED, "chosen": chosen, "arms": figures})
 
 
-def tuned_of(task: str, commit: str, earlier: tuple[str, ...]) -> Tuned | None:
+def tuned_of(task: str, arguments: argparse.Namespace) -> Tuned | None:
     """What was chosen for a task, or else for `TUNED_TASK`; None where neither has been tuned."""
     for name in dict.fromkeys([task, TUNED_TASK]):
-        store = curve_store(f"tuning-{name}", commit, earlier)
-        tuned = choose(name, store.load_all({key: want.name for key, want in tuning_curves(name).items()}))
-        if tuned.chosen:
+        kept = CurveStore.of_call(f"tuning-{name}", arguments).kept(tuning_curves(name))
+        if (tuned := choose(name, kept)).chosen:
             return tuned
     return None

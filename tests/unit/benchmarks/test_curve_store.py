@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.exploration import curve_store
 from benchmarks.exploration.arms import arm_config
-from benchmarks.exploration.curve_store import commits_since, curve_name
-from benchmarks.exploration.curves import curve_store as store_of
+from benchmarks.exploration.curve_store import CurveStore, commits_since, curve_name
 from benchmarks.exploration.learning_curve import Curve
 from storage.errors import ConfigurationError
 from tests.documents import ROOT
@@ -32,10 +31,10 @@ NAME = curve_name("plain", CONFIG, 8, 4)
 
 
 def test_a_curve_is_found_for_its_commit_configuration_and_length_only():
-    store = store_of("speed", "abc")
+    store = CurveStore("speed", "abc")
     store.save(NAME, curve(8))
     assert store.load(NAME) == curve(8)
-    assert store_of("speed", "def").load(NAME) is None
+    assert CurveStore("speed", "def").load(NAME) is None
     other = CONFIG.model_copy(update={"seed": 2})
     others = [
         ("plain", CONFIG, 12, 4),
@@ -48,14 +47,14 @@ def test_a_curve_is_found_for_its_commit_configuration_and_length_only():
 
 @pytest.mark.parametrize("commit", ["unknown", "abc-dirty"])
 def test_unknown_code_keeps_nothing(commit, home):
-    store = store_of("speed", commit)
+    store = CurveStore("speed", commit)
     store.save("stale", curve(8))
     assert store.load("stale") is None
     assert not (home / "benchmarks" / "speed").exists()
 
 
 def test_a_half_written_curve_is_not_found(home):
-    store = store_of("speed", "abc")
+    store = CurveStore("speed", "abc")
     store.save("stale", curve(8))
     (path,) = (home / "benchmarks" / "speed" / "abc").glob("*.json")
     path.rename(path.with_suffix(".writing"))
@@ -63,15 +62,15 @@ def test_a_half_written_curve_is_not_found(home):
 
 
 def test_curves_that_the_repository_keeps_serve_a_later_commit_that_says_so(home):
-    store = store_of("speed", "abc")
+    store = CurveStore("speed", "abc")
     store.save(NAME, curve(8))
-    store.keep()
+    store.copy_to_repository()
     shutil.rmtree(home / "benchmarks")
-    assert store_of("speed", "def").load(NAME) is None
-    later = store_of("speed", "def", earlier=("abc",))
+    assert CurveStore("speed", "def").load(NAME) is None
+    later = CurveStore("speed", "def", earlier=("abc",))
     assert later.load(NAME) == curve(8)
     later.save("stale", curve(8))
-    assert store_of("speed", "def").load("stale") == curve(8)
+    assert CurveStore("speed", "def").load("stale") == curve(8)
     assert store.load("stale") is None
 
 

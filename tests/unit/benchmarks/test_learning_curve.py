@@ -15,7 +15,7 @@ import pytest
 from benchmarks.exploration import __main__ as main
 from benchmarks.exploration.__main__ import main_arms, reported_curves
 from benchmarks.exploration.arms import ARMS, RECIPES, TASKS, arm_config, arms_of
-from benchmarks.exploration.curves import curve_store
+from benchmarks.exploration.curve_store import CurveStore
 from benchmarks.exploration.exploration_auto import CASES, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
@@ -321,12 +321,12 @@ def test_the_recipe_of_each_arm_and_the_arm_of_each_objective_are_chosen_on_tuni
 
 def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
-    monkeypatch.setattr(main, "environment", lambda: {"commit": "abc"})
+    monkeypatch.setattr("benchmarks.report.environment", lambda: {"commit": "abc"})
     monkeypatch.setattr(sys, "argv", ["exploration", "--task", "ocr-graded", "--as-is"])
     with pytest.raises(SystemExit):
         main.main()
     assert "has been tuned by this commit: call with --tuning first" in capsys.readouterr().err
-    store, curves = curve_store("tuning-ocr-graded", "abc"), tuning({"off_policy_32": 1})
+    store, curves = CurveStore("tuning-ocr-graded", "abc"), tuning({"off_policy_32": 1})
     for key, want in tuning_curves("ocr-graded").items():
         store.save(want.name, curves[key])
     with pytest.raises(SystemExit):
@@ -334,7 +334,7 @@ def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, mon
     assert "no chosen arm has curves yet" in capsys.readouterr().err
     tuned = choose("ocr-graded", curves)
     assert main.main_arms(tuned)[:3] == ["off_policy_48", "plain_nft_shared", "all_groups_nft"]
-    store = curve_store("exploration-ocr-graded", "abc")
+    store = CurveStore("exploration-ocr-graded", "abc")
     wanted = main.reported_curves("ocr-graded", main.main_arms(tuned), 2, tuned)
     assert wanted["off_policy_48", 0].config.optimizer.warmup_steps == RECIPES["nft"][1].warmup_steps
     for (name, _), want in wanted.items():

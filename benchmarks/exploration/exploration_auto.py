@@ -36,7 +36,7 @@ import numpy as np
 
 from benchmarks.exploration.arms import Recipe, arm_config
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, add_curve_options, curve_name
-from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.learning_curve import Curve, measure_of
 from benchmarks.exploration.modelled_fleet import MIXED, Costs, Fleet, public_costs, times_with_window
 from benchmarks.exploration.summary import ratio_of_medians
 from benchmarks.report import finish, options
@@ -180,16 +180,14 @@ class PlacedAuto(Auto):
 PLACED = StrategyPlugin(PlacedAuto, CaseName)
 
 
-def auto_config(name: str, run_seed: int) -> RunConfig:
-    """Return the configuration of a case's curve of `auto`: that of `off_policy`, but for the strategy."""
-    config = arm_config(CASES[name].task, FIXED["off_policy"], run_seed, RECIPE)
+def curve_config(name: str, strategy: str, run_seed: int) -> RunConfig:
+    """Return the configuration of a curve; that of `auto` differs from `off_policy` in the strategy."""
+    arm = FIXED.get(strategy, FIXED["off_policy"])
+    config = arm_config(CASES[name].task, arm, run_seed, RECIPE)
+    if strategy in FIXED:
+        return config
     chosen = {"strategy": "benchmarks.exploration.exploration_auto:PLACED", "options": {"case": name}}
     return config.model_copy(update={"exploration": config.exploration.model_copy(update=chosen)})
-
-
-def fixed_config(name: str, strategy: str, run_seed: int) -> RunConfig:
-    """Return the configuration of a fixed arm of a case."""
-    return arm_config(CASES[name].task, FIXED[strategy], run_seed, RECIPE)
 
 
 def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int], CurveWanted]:
@@ -198,15 +196,9 @@ def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int]
     for run_seed in range(seeds):
         for name in names:
             for strategy in (*FIXED, "auto"):
-                config = (
-                    auto_config(name, run_seed)
-                    if strategy == "auto"
-                    else fixed_config(name, strategy, run_seed)
-                )
-                kept_as = FIXED.get(strategy, "auto")
-                wanted[name, strategy, run_seed] = CurveWanted(
-                    curve_name(kept_as, config, ITERATIONS, 1), config, ITERATIONS
-                )
+                config = curve_config(name, strategy, run_seed)
+                kept_as = curve_name(FIXED.get(strategy, strategy), config, ITERATIONS, 1)
+                wanted[name, strategy, run_seed] = CurveWanted(kept_as, config, ITERATIONS)
     return wanted
 
 
@@ -240,12 +232,6 @@ def trained_on_spot(curve: Curve, case: Case, strategy: str) -> set[int]:
     return {int(found[1]) for note in curve.notes if (found := _ON_SPOT.search(note))}
 
 
-def gains_of(curve: Curve, config: RunConfig) -> list[float]:
-    """Return what each evaluation gains over the untouched model, in what is learned from."""
-    values = curve.score if config.reward.signal == "graded" else curve.exact
-    return [value - values[0] for value in values]
-
-
 @dataclass(frozen=True)
 class CaseCurves:
     """The curves of a case.
@@ -266,8 +252,9 @@ class CaseCurves:
         return sorted(set.intersection(*(set(members) for members in self.curves.values())))
 
     def gains(self, strategy: str) -> list[list[float]]:
-        """Return the gains of a strategy by run seed."""
-        return [gains_of(self.curves[strategy][seed], self.configs[strategy]) for seed in self.run_seeds]
+        """Return the gains of a strategy's evaluations by run seed."""
+        measure = measure_of(self.configs[strategy])
+        return [self.curves[strategy][seed].gains(measure) for seed in self.run_seeds]
 
     def clocks_s(self, strategy: str, alone: bool = False) -> list[list[float]]:
         """Return the modelled seconds of a strategy by run seed; with `alone`, spot devices do not train."""
@@ -323,11 +310,7 @@ def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[s
         name: name of the case.
         curves: by strategy and run seed; run seeds that lack a strategy are left out.
     """
-    configs = {
-        strategy: auto_config(name, 0) if strategy == "auto" else fixed_config(name, strategy, 0)
-        for strategy in curves
-    }
-    found = CaseCurves(CASES[name], curves, configs)
+    found = CaseCurves(CASES[name], curves, {each: curve_config(name, each, 0) for each in curves})
     run_seeds, target = found.run_seeds, found.target
     if target <= 0:
         return {"run_seeds": len(run_seeds), "target_gain": round(target, 4)}
@@ -336,6 +319,7 @@ def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[s
     best = min(medians, key=lambda strategy: medians[strategy])
     against_best = ratio_of_medians(found.seconds(best, None), ours)
     autos = [curves["auto"][seed] for seed in run_seeds]
+    looks_s = sum(float(look[1]) for one in autos for note in one.notes if (look := _LOOK.search(note)))
     figures = {
         "run_seeds": len(run_seeds),
         "target_gain": round(target, 4),
@@ -346,7 +330,7 @@ def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[s
             name: None if math.isinf(value) else round(value, 2)
             for name, value in {**medians, "auto": statistics.median(ours)}.items()
         },
-        "look_share": round(sum(map(_looks_s, autos)) / sum(map(_worked_s, autos)), 5),
+        "look_share": round(looks_s / sum(sum(one.driver_s) + sum(one.seconds.values()) for one in autos), 5),
         "decisions": [[note for note in curve.notes if "from here on" in note] for curve in autos],
     }
     return figures | ({"all_train": found.all_train(against_best)} if found.case.spot_may_train else {})
@@ -368,14 +352,6 @@ def summarise(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "tasks": len(measured),
         "cases": cases,
     }
-
-
-def _looks_s(curve: Curve) -> float:
-    return sum(float(found[1]) for note in curve.notes if (found := _LOOK.search(note)))
-
-
-def _worked_s(curve: Curve) -> float:
-    return sum(curve.driver_s) + sum(curve.seconds.values())
 
 
 def main() -> None:

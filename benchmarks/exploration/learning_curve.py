@@ -65,6 +65,16 @@ class Curve:
     spearman: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def gains(self, measure: str) -> list[float]:
+        """Return what each evaluation gains over the untouched model, in `score` or `exact`."""
+        values: list[float] = getattr(self, measure)
+        return [value - values[0] for value in values]
+
+
+def measure_of(config: RunConfig) -> str:
+    """Return what a run is judged by, which is what it learns from: `score` or `exact`."""
+    return "score" if config.reward.signal == "graded" else "exact"
+
 
 def make_curve(
     config: RunConfig, iterations: int, every: int, at_end: Callable[[Runtime], None] = lambda runtime: None

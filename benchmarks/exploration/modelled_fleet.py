@@ -53,10 +53,6 @@ class Fleet:
         """Speed of training, in that of one device: the device with most shards decides."""
         return self.shards / math.ceil(self.shards / self.trainers) if self.shards else self.trainers
 
-    def usd_per_s(self, reserved_usd_per_hour: float, spot_usd_per_hour: float) -> float:
-        """Return the dollars of a second of all devices."""
-        return (self.reserved * reserved_usd_per_hour + self.spot * spot_usd_per_hour) / 3600
-
 
 MIXED = Fleet(reserved=4, spot=8, trainers=4)
 """The paper's: the reserved devices train."""

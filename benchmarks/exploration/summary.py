@@ -28,7 +28,7 @@ import scipy.stats
 
 from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE
 from benchmarks.exploration.in_process_cluster import TRAIN
-from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.learning_curve import Curve, measure_of
 from benchmarks.exploration.modelled_fleet import (
     ALL_TRAIN,
     MIXED,
@@ -52,6 +52,8 @@ DEVICE, ZONE = "H100", "aws/highest"
 PUBLIC_SHARES = (0.61, 0.69)
 """Training's share of a step on equal GPUs: the least and the most that public runs of Qwen-Image,
 FLUX.2-klein and HunyuanVideo report."""
+
+FLEETS = {"mixed": MIXED, "all_train": ALL_TRAIN, "on_demand": ON_DEMAND}
 
 _DRAWS = 4000
 _LOW, _HIGH = 0.05, 0.95
@@ -79,8 +81,7 @@ class ArmCurves:
 
     def gains(self, run_seed: int) -> list[float]:
         """What each evaluation of a run seed gains over its own untouched model."""
-        values: list[float] = getattr(self.curves[run_seed], self.measure)
-        return [value - values[0] for value in values]
+        return self.curves[run_seed].gains(self.measure)
 
     def base(self) -> float:
         """What the untouched model scores: the mean over run seeds."""
@@ -151,7 +152,7 @@ def arm_curves(
             members,
             costs_of([*members.values()], like[configs[name].algorithm.objective], [*curves.values()]),
             strategy_of(configs[name].exploration),
-            "score" if configs[name].reward.signal == "graded" else "exact",
+            measure_of(configs[name]),
             configs[name].algorithm.updates_per_iteration,
         )
         for name, members in by_name.items()
@@ -170,15 +171,6 @@ class Way:
     arm: ArmCurves
     unit: float
 
-    def amounts(self, reached: Sequence[float | None], ends: Sequence[float]) -> list[float]:
-        """What run seeds take to a target.
-
-        Args:
-            reached: iterations that each takes; None where it never gets there.
-            ends: what it counts as then.
-        """
-        return [self.unit * (end if at is None else at) for at, end in zip(reached, ends, strict=True)]
-
 
 def ratio(slow: Way, fast: Way, target: float) -> dict[str, Any]:
     """The slower way over the faster one, with its interval.
@@ -192,8 +184,9 @@ def ratio(slow: Way, fast: Way, target: float) -> dict[str, Any]:
     if not run_seeds or target <= 0:
         return {"low": None, "median": None, "high": None, "run_seeds": len(run_seeds)}
     slow_at, fast_at = (way.arm.reached(target, run_seeds) for way in (slow, fast))
-    theirs = slow.amounts(slow_at, [slow.arm.curves[one].iterations[-1] for one in run_seeds])
-    ours = fast.amounts(fast_at, [math.inf] * len(run_seeds))
+    ends = [slow.arm.curves[one].iterations[-1] for one in run_seeds]
+    theirs = [slow.unit * (end if at is None else at) for at, end in zip(slow_at, ends, strict=True)]
+    ours = [fast.unit * (math.inf if at is None else at) for at in fast_at]
     return {
         **ratio_of_medians(theirs, ours),
         "run_seeds": len(run_seeds),
@@ -399,34 +392,29 @@ def _against_on_demand(
 
 def _arm_figures(arm: ArmCurves, targets: Mapping[int, float]) -> dict[str, Any]:
     curves = [*arm.curves.values()]
-    reached = {share: arm.reached(target, [*arm.curves]) for share, target in targets.items()}
-    medians = {
-        share: statistics.median(math.inf if at is None else at for at in ats)
-        for share, ats in reached.items()
-    }
+
+    def iterations_to(target: float) -> dict[str, Any]:
+        reached = arm.reached(target, [*arm.curves])
+        median = statistics.median(math.inf if at is None else at for at in reached)
+        return {
+            "median": None if math.isinf(median) else round(median, 2),
+            "all": [at and round(at, 2) for at in reached],
+        }
+
+    spearman = [value for c in curves for value in c.spearman]
     return {
         "run_seeds": [*arm.curves],
-        "iterations_to_target": {
-            "median": _known(medians[100]),
-            "all": [at and round(at, 2) for at in reached[100]],
-        },
-        "iterations_to_75": {
-            "median": _known(medians[75]),
-            "all": [at and round(at, 2) for at in reached[75]],
-        },
+        "iterations_to_target": iterations_to(targets[100]),
+        "iterations_to_75": iterations_to(targets[75]),
         "final_exact": [round(end_of(curve.exact), 4) for curve in curves],
         "final_score": [round(end_of(curve.score), 4) for curve in curves],
         "iterations": [curve.iterations[-1] for curve in curves],
-        "modelled_iteration_s": {
-            "mixed": round(arm.iteration_s(MIXED), 4),
-            "all_train": round(arm.iteration_s(ALL_TRAIN), 4),
-            "on_demand": round(arm.iteration_s(ON_DEMAND), 4),
-        },
+        "modelled_iteration_s": {name: round(arm.iteration_s(fleet), 4) for name, fleet in FLEETS.items()},
         "drafts": statistics.median(n for c in curves for n in c.drafts[1:-1]),
         "rollouts": statistics.median(n for c in curves for n in c.rollouts[1:-1]),
         "trained": round(arm.trained, 1),
         "costs_s": {name: round(value, 6) for name, value in vars(arm.costs).items()},
-        "spearman_median": _median([value for c in curves for value in c.spearman]),
+        "spearman_median": round(statistics.median(spearman), 4) if spearman else None,
         **_image_figures(curves),
         "notes": sorted({note for c in curves for note in c.notes}),
         "curves": [
@@ -459,14 +447,5 @@ def _image_figures(curves: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _usd_per_s(fleet: Fleet) -> float:
-    prices = known_prices()
-    reserved = prices.usd_per_hour(DEVICE, "on_demand", ZONE)
-    return fleet.usd_per_s(reserved, prices.usd_per_hour(DEVICE, "spot", ZONE))
-
-
-def _known(value: float) -> float | None:
-    return None if math.isinf(value) else round(value, 2)
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return round(statistics.median(values), 4) if values else None
+    on_demand, spot = (known_prices().usd_per_hour(DEVICE, kind, ZONE) for kind in ("on_demand", "spot"))
+    return (fleet.reserved * on_demand + fleet.spot * spot) / 3600

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.exploration.arms import ARMS, RECIPES, Recipe, arm_config, arms_of
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, curve_name
-from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.learning_curve import Curve, measure_of
 from benchmarks.exploration.modelled_fleet import MIXED
 from benchmarks.exploration.summary import arm_curves, time_ratio_75
 from storage.config.run_config import PromptsConfig
@@ -71,8 +71,8 @@ def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
         mine = {recipe: curves[name, recipe] for recipe in RECIPES[arm.objective] if (name, recipe) in curves}
         if len(mine) < len(RECIPES[arm.objective]):
             continue
-        graded = arm_config(task, name, TUNING_SEED).reward.signal == "graded"
-        measured = {recipe: curve.score if graded else curve.exact for recipe, curve in mine.items()}
+        measure = measure_of(arm_config(task, name, TUNING_SEED))
+        measured = {recipe: getattr(curve, measure) for recipe, curve in mine.items()}
         mean = {recipe: statistics.fmean(found[1:]) - found[0] for recipe, found in measured.items()}
         recipes[name] = recipe = max(mean, key=lambda one: mean[one])
         gains[name], best[name, TUNING_SEED] = mean, mine[recipe]

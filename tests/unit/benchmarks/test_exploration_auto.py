@@ -12,11 +12,10 @@ from benchmarks.exploration.exploration_auto import (
     Case,
     CaseName,
     PlacedAuto,
-    auto_config,
     case_figures,
+    curve_config,
     curves_wanted,
     elapsed_s,
-    fixed_config,
     summarise,
 )
 from benchmarks.exploration.learning_curve import Curve
@@ -126,7 +125,7 @@ def test_where_spot_devices_may_train_plain_does_and_auto_where_it_notes_so(monk
 
 
 def test_samples_trained_on_follow_from_dropped_groups_where_a_curve_lacks_them(costs_by_hand):
-    config = fixed_config("graded texts", "plain", 0)
+    config = curve_config("graded texts", "plain", 0)
     curve = replace(curve_of(0.0, 120, 0), dropped=[2] * ITERATIONS)
     without = replace(curve, trained=[])
     assert elapsed_s(without, CASES["graded texts"], config) == elapsed_s(
@@ -152,7 +151,7 @@ def test_auto_decides_by_the_fleet_of_its_case(name, scores, decided):
     """Beside one drafting device of nine, drafts would be waited for; beside eight they cost nothing.
 
     Half of the time of training is worth more than drafts of texts that few samples get right."""
-    config = auto_config(name, 0)
+    config = curve_config(name, "auto", 0)
     strategy = strategy_of(config.exploration)
     trained = 4 * sum(len(set(group)) > 1 for group in scores.values())
     in_turn = IterationTimes(1.0, 1.0, 1.0, 1.0, 4.0, trained=trained, rollers=1)
@@ -166,13 +165,13 @@ def test_auto_decides_by_the_fleet_of_its_case(name, scores, decided):
 
 def test_fixed_arms_have_the_settings_of_auto():
     for name in CASES:
-        auto = auto_config(name, 3)
+        auto = curve_config(name, "auto", 3)
         for strategy in ("plain", "stale", "off_policy"):
-            fixed = fixed_config(name, strategy, 3)
+            fixed = curve_config(name, strategy, 3)
             assert fixed.optimizer == auto.optimizer and fixed.reward == auto.reward
             assert fixed.algorithm.options == auto.algorithm.options
         # Without drafts, `auto` trains on all prompts that it would have explored.
-        plain = fixed_config(name, "plain", 3)
+        plain = curve_config(name, "plain", 3)
         assert plain.algorithm.prompts_per_iteration == auto.prompts_explored == 32
         assert isinstance(PlacedAuto(CaseName(case=name)), PlacedAuto)
 

@@ -19,10 +19,17 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def options(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with `--keep`; what it parses has the `commit` of the start: a working tree may move on."""
+def options(doc: str | None, quick: str = "") -> argparse.ArgumentParser:
+    """A parser with `--keep`; what it parses has the `commit` of the start: a working tree may move on.
+
+    Args:
+        doc: the benchmark's docstring.
+        quick: what `--quick` does; without it there is no such option.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/NAME.json as well")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
     parser.set_defaults(commit=environment()["commit"])
     return parser
 

@@ -343,10 +343,8 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
     size = f"{len(QUICK)} tiny runs of {_SHORT} iterations instead of {len(RUNS)} of {_FULL}"
-    parser.add_argument("--quick", action="store_true", help=size)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, size).parse_args()
     wanted, iterations = (QUICK, _SHORT) if arguments.quick else (RUNS, _FULL)
     home = Home.from_environment().ensure()
     kept = kept_runs(home, wanted, iterations, "backtest-quick" if arguments.quick else "backtest")

@@ -68,9 +68,8 @@ def orchestrated(preset: str, iterations: int) -> tuple[list[float], str]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
+    parser = options(__doc__, "one turn of 4 iterations instead of two of 8")
     parser.add_argument("--preset", default="glyphs")
-    parser.add_argument("--quick", action="store_true", help="one turn of 4 iterations instead of two of 8")
     arguments = parser.parse_args()
     load_config(arguments.preset, [], os.environ)
     turns, iterations = (1, 4) if arguments.quick else (2, 8)

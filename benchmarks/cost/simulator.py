@@ -97,9 +97,7 @@ def measure(devices: int, iterations: int, events: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 iterations, to 100 devices")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "3 iterations, to 100 devices").parse_args()
     iterations = {10: 3, 100: 3} if arguments.quick else _ITERATIONS
     sizes = list(iterations)
     simulate(sizes[0], 1)  # imports, and what is computed once

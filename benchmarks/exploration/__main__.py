@@ -108,11 +108,10 @@ def main() -> None:
 
 
 def _command_line() -> argparse.ArgumentParser:
-    parser = options(__doc__)
+    parser = options(__doc__, "one run seed, a quarter of the iterations")
     parser.add_argument("--task", choices=sorted(TASKS), required=True)
     parser.add_argument("--tuning", action="store_true", help="choose recipes and arms, on other prompts")
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), help="instead of the chosen ones")
-    parser.add_argument("--quick", action="store_true", help="one run seed, a quarter of the iterations")
     add_curve_options(parser, FULL_SEEDS)
     return parser
 

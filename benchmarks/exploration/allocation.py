@@ -315,9 +315,7 @@ def ms_per_round(prompts: int) -> float:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="four tables, two budgets, three seeds")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "four tables, two budgets, three seeds").parse_args()
     names = list(TABLES)[1::6] if arguments.quick else list(TABLES)
     budgets = (0.25, 0.75) if arguments.quick else BUDGETS
     seeds = 3 if arguments.quick else SEEDS

@@ -103,9 +103,8 @@ def measure(preset: str, iterations: int, strategy: str) -> Timings:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
+    parser = options(__doc__, "one turn of 6 iterations instead of two of 12")
     parser.add_argument("--preset", default="shapes-stale")
-    parser.add_argument("--quick", action="store_true", help="one turn of 6 iterations instead of two of 12")
     arguments = parser.parse_args()
     turns, iterations = (1, 6) if arguments.quick else (2, 12)
     runs: dict[str, list[Timings]] = {"plain": [], "stale": []}

@@ -215,8 +215,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="4 kills instead of 60")
+    parser = options(__doc__, "4 kills instead of 60")
     parser.add_argument("--kills", type=int, help="so many kills")
     arguments = parser.parse_args()
     kills = arguments.kills or (4 if arguments.quick else 60)

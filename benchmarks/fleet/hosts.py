@@ -293,8 +293,7 @@ def _follow(process: subprocess.Popen[bytes], history: Path, disturbance: Distur
 
 def main() -> None:
     """Print one line a trial, and one JSON line last."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one trial of three iterations")
+    parser = options(__doc__, "one trial of three iterations")
     parser.add_argument("--cut", type=float, default=30.0, help="seconds that a host is cut off (default 30)")
     answer = "seconds without an answer after which a host is lost (default 4; more on a busy machine)"
     parser.add_argument("--answer", type=float, default=ANSWER_S, help=answer)

@@ -152,11 +152,10 @@ def summarise(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
+    parser = options(__doc__, "one part of 16 faults")
     parser.add_argument("--faults", type=int, default=1000, help="go on until so many are done, in all parts")
     parser.add_argument("--parts", type=int, help="do at most so many parts in this call; 0: figures alone")
     parser.add_argument("--minutes", type=float, help="begin no further part after so many minutes")
-    parser.add_argument("--quick", action="store_true", help="one part of 16 faults")
     parser.add_argument("--cluster", choices=sorted(CLUSTERS), help="all parts on this one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")

@@ -178,8 +178,7 @@ def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="4 kills instead of 40")
+    parser = options(__doc__, "4 kills instead of 40")
     parser.add_argument("--kills", type=int, help="so many kills, half of them with a standby")
     arguments = parser.parse_args()
     of_each = (arguments.kills or (4 if arguments.quick else 40)) // 2

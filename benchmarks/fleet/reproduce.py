@@ -135,9 +135,7 @@ def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print a line a run, and one JSON line last."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one repetition instead of three")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "one repetition instead of three").parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         server = LocalServer(Home(Path(folder)), first_port=4250)

@@ -160,9 +160,7 @@ def disturb(home: Path, kills: Sequence[Kill], run_id: str, settings: Sequence[s
 
 def main() -> None:
     """Print one line a kill, and one JSON line last."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="the first 6 kills only")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "the first 6 kills only").parse_args()
     kills = KILLS[:6] if arguments.quick else KILLS
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)

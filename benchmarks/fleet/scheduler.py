@@ -102,8 +102,7 @@ def measure_live(turns: int, rounds: int, batch_size: int) -> dict[str, float]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 short turns")
+    parser = options(__doc__, "2 short turns")
     parser.add_argument("--batch", type=int, default=4, help="requests in a lease (default 4)")
     arguments = parser.parse_args()
     turns, rounds = (2, 5_000) if arguments.quick else (5, 20_000)

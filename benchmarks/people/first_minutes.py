@@ -119,8 +119,7 @@ def _train(home: str, *arguments: str) -> Terminal:
 
 def main() -> None:
     """Print what a first run shows, and one JSON line last."""
-    parser = options(__doc__)
-    parser.add_argument("--quick", action="store_true", help="without Ray and the demo, and two refusals")
+    parser = options(__doc__, "without Ray and the demo, and two refusals")
     arguments = parser.parse_args()
     if arguments.quick and arguments.keep:
         parser.error("--quick leaves figures out that --keep needs")

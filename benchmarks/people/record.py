@@ -305,9 +305,8 @@ def costs(iterations: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = options(__doc__)
+    parser = options(__doc__, "a tenth of everything")
     parser.add_argument("--faults", type=int, default=300, help="how many (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     arguments = parser.parse_args()
     share = 10 if arguments.quick else 1
     figures = faults(arguments.faults // share) | readers(10_000 // share) | costs(10_000 // share)

@@ -41,14 +41,13 @@ _LIMIT_S = 600.0  # of one rendering, so that a hanging page ends the benchmark
 
 def main() -> None:
     """Generate, render, print."""
-    parser = options(__doc__)
+    parser = options(__doc__, "60 iterations x 128 samples x 16 devices")
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=512, help="of an iteration; a multiple of 16")
     parser.add_argument("--devices", type=int, default=64, help="at least 6")
     parser.add_argument("--repeats", type=int, default=5, help="renderings of a page with empty caches")
     parser.add_argument("--long", type=int, default=10_000, help="iterations of the long run")
     parser.add_argument("--runs", type=int, default=1000, help="of the home in the end; more than 10")
-    parser.add_argument("--quick", action="store_true", help="60 iterations x 128 samples x 16 devices")
     parser.add_argument("--home", type=Path, help="generate here and keep it; used again if it is there")
     arguments = parser.parse_args()
     scale = Scale(arguments.iterations, arguments.samples, arguments.devices)

@@ -172,10 +172,9 @@ def measure(tree: Tree, files: Mapping[str, Any], count: int, seed: int) -> dict
 
 def main() -> None:
     """Print a line a fault, and one JSON line last."""
-    parser = options(__doc__)
+    parser = options(__doc__, "four faults, in lines that two test files run")
     parser.add_argument("--faults", type=int, default=40, help="how many; 40 by default")
     parser.add_argument("--seed", type=int, default=0, help="of the draw; 0 by default")
-    parser.add_argument("--quick", action="store_true", help="four faults, in lines that two test files run")
     arguments = parser.parse_args()
     began = time.monotonic()
     tests, count = (QUICK_TESTS, 4) if arguments.quick else (TESTS, arguments.faults)

@@ -205,8 +205,9 @@ class GroupedPhase(GenerationPhase):
         """Let the calls of its groups fail."""
         groups, error = self._groups_of(device), WorkerLostError(f"{device.name} is gone")
         self._grouping.gone(device)
-        for group in groups:
-            group.failures[device.name] = error
+        for group in {*groups, *self._unmet.values()}:  # another member may have failed it before
+            if device in group.members:
+                group.failures[device.name] = error
         super().fail_calls(device)
         for group in groups:
             if not group.joined.done():

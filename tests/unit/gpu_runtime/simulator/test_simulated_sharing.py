@@ -93,6 +93,18 @@ def test_of_three_devices_the_one_alone_joins_the_survivor_after_two_chunks():
     assert (lost.returned, lost.redone) == (2, 1)
 
 
+def test_a_group_whose_members_are_lost_before_it_is_formed_holds_up_nothing():
+    losses = [(24.3, "remove", "t"), (24.6, "remove", "s"), (24.6, "remove", "u")]
+    of = spot_trace(*((0.0, "add", name) for name in "stu"), *losses)
+    config = small_config(1, prompts=8, sequence_parallel={"rollout": 2})
+    lost = simulated(config, 1, 3, of, times=times_of(SHARED), instance_devices=3)
+    # At 24.3 the pair has committed two steps. Its survivor waits for the third device, which has begun steps
+    # until 25, when both are lost. The reserved device ends its batch at 27, three steps of either of theirs
+    # at 31 and 35, and the five others at 65.
+    assert lost.wall_s == pytest.approx(65 + 1 + 32 + 11)
+    assert (lost.losses, lost.returned) == (3, 2)
+
+
 def test_of_drafts_that_are_not_made_no_time_is_asked():
     config = small_config(1, sequence_parallel={"rollout": 2, "evaluate": 2, "explore": 4})
     assert simulated(config, 1, 1, STAYS, times=times_of(SHARED)).batches == 4

@@ -49,6 +49,7 @@ SETTINGS = {
     "reward.options.full_at": "60", "exploration.options.best": "0.25", "model.options.note": "of theirs",
     "runtime.cluster": "local", "runtime.spot_workers": "1", "runtime.scorer_workers": "1",
     "iterations": "2", "evaluation.every": "0", "evaluation.prompts": "4",
+    "prompts.evaluate": "builtin:smoke-evaluate",
     "algorithm.prompts_per_iteration": "4", "algorithm.group_size": "4",
     "exploration.candidates": "8", "exploration.drafts": "24", "exploration.stop_with_training": "false",
 }  # fmt: skip

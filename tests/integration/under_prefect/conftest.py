@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from storage.home import Home
 
 
 @pytest.fixture(scope="package")
 def prefect_server() -> Iterator[None]:
+    # Imported here: it takes seconds, and each worker of pytest-xdist reads this file.
+    from prefect.testing.utilities import prefect_test_harness
+
     with prefect_test_harness(server_startup_timeout=120):
         yield
 

@@ -38,7 +38,10 @@ def compact_in_vain(store: RunStore, run_id: str, before: int | None = None) -> 
 
 def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home, monkeypatch: pytest.MonkeyPatch):
     """Also where it is killed in its last evaluation; a last step that fails stops no other one."""
-    settings = ["iterations=2", "runtime.cluster=local", "runtime.spot_workers=1", "checkpoint.every=5"]
+    settings = [
+        "iterations=2", "runtime.cluster=local", "runtime.spot_workers=1", "checkpoint.every=5",
+        "tracking.to=[]",
+    ]  # fmt: skip
     with monkeypatch.context() as patch:
         ended: list[str] = []
         finish_mirror, finish_readers = Session.finish_mirror, Session.finish_readers
@@ -95,7 +98,7 @@ def alarmed(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_of(on_alarm: str) -> Any:
     settings = [
         "iterations=3", "runtime.cluster=local", "runtime.spot_workers=0", "evaluation.every=1",
-        "evaluation.judge=templates", f"evaluation.on_alarm={on_alarm}",
+        "evaluation.judge=templates", f"evaluation.on_alarm={on_alarm}", "tracking.to=[]",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
 

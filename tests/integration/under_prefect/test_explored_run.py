@@ -21,7 +21,8 @@ SETTINGS = [
     "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
     "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
     "exploration.stop_with_training=false", "exploration.min_spearman=-1", "algorithm.objective=nft",
-    "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3",
+    "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3", "runtime.cluster=local",
+    "tracking.to=[]",
 ]  # fmt: skip
 
 
@@ -35,12 +36,6 @@ def even_plans():
 @pytest.fixture(scope="module")
 def config():
     return load_config("smoke", SETTINGS, {})
-
-
-@pytest.fixture(scope="module")
-def without_ray(config):
-    """The same run on local processes, which start sooner and come to the same bits."""
-    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"cluster": "local"})})
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +104,13 @@ def test_all_paid_time_is_in_one_state(home, finished):
     assert 0 <= idle < unexplored < 1
 
 
-def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, without_ray, finished):
+def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config, finished):
     """As after a kill: the weights that drafted the next seeds are gone, their plan is not."""
     expected = last_state(home, "stale")
     seeds = "SELECT iteration, prompt_id, seed_index FROM samples WHERE run_id = 'stale' ORDER BY ALL"
     chosen = rows(home, seeds)
     cut_off(home, "stale", 2)
-    post_train(without_ray, "stale")
+    post_train(config, "stale")
     assert last_state(home, "stale") == expected
     assert rows(home, seeds) == chosen
     ledger = account(home, "stale")
@@ -124,10 +119,10 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, without
 
 
 @pytest.mark.slow
-def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, without_ray):
+def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, config):
     """Ranks that agree by less than always are refused: most plans are drafted again."""
-    never = without_ray.exploration.model_copy(update={"min_spearman": 1.0, "monitor_prompts": 4})
-    wary = without_ray.model_copy(update={"exploration": never, "name": "wary"})
+    never = config.exploration.model_copy(update={"min_spearman": 1.0, "monitor_prompts": 4})
+    wary = config.model_copy(update={"exploration": never, "name": "wary"})
     post_train(wary, "wary")
     again = metrics(home, "wary", "redraft_s")
     # A plan that was drafted anew is followed by a review too.

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 def adapted(*changes: str) -> RunConfig:
     settings = [
         "runtime.cluster=local", "runtime.spot_workers=1", "runtime.scorer_workers=1", "adaptation.mode=lora",
-        "adaptation.rank=4", "optimizer.learning_rate=0.02", *changes,
+        "adaptation.rank=4", "optimizer.learning_rate=0.02", "tracking.to=[]", *changes,
     ]  # fmt: skip
     return load_config("smoke", settings, {})
 
@@ -70,7 +70,7 @@ def test_a_run_from_another_one_s_export_begins_with_the_very_policy_and_trains_
 def test_a_run_on_pairs_of_a_file(home: Home, tmp_path: Path):
     settings = [
         "algorithm.objective=dpo", "algorithm.group_size=2", f"prompts.train={pairs_file(tmp_path, 6)}",
-        "runtime.cluster=local", "runtime.spot_workers=0",
+        "runtime.cluster=local", "runtime.spot_workers=0", "tracking.to=[]",
     ]  # fmt: skip
     result = post_train(load_config("smoke", settings, {}), "run-pairs")
     assert result["iterations"] == 2
@@ -85,7 +85,7 @@ def test_an_objective_without_a_preset_by_two_trainers(home: Home, objective: st
     settings = [
         f"algorithm.objective={objective}", "algorithm.updates_per_iteration=2", "algorithm.kl_weight=0.01",
         "runtime.cluster=local", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
-        "runtime.spot_workers=0", "runtime.scorer_workers=1",
+        "runtime.spot_workers=0", "runtime.scorer_workers=1", "tracking.to=[]",
     ]  # fmt: skip
     result = post_train(load_config("smoke", settings, {}), f"run-{objective}")
     assert result["iterations"] == 2
@@ -104,6 +104,7 @@ def of_family(home: Home, run_id: str, family: str, folder: Path, **reward: Any)
         runtime={"spot_workers": 1, "scorer_workers": 1, "cluster": "local"},
         evaluation={"prompts": 4},
         sequence_parallel={"rollout": 2},
+        tracking={"to": []},
     )
     result = post_train(config.model_copy(update={"name": run_id, "iterations": 2}), run_id)
     assert result["iterations"] == 2
@@ -144,7 +145,7 @@ def test_a_curve_of_the_exploration_benchmark_is_that_of_a_run(home: Home):
     settings = [
         "iterations=3", "evaluation.every=1", "runtime.cluster=local", "sampling.batch_size=4",
         "exploration.candidates=8", "exploration.drafts=24", "exploration.stop_with_training=false",
-        "exploration.strategy=off_policy",
+        "exploration.strategy=off_policy", "tracking.to=[]",
     ]  # fmt: skip
     config = load_config("smoke", settings, {})
     curve = make_curve(config, 3, 1)

@@ -1,21 +1,32 @@
-"""Live runs of `spotlight`: its command line, and the state that a run ends with."""
+"""Live runs of `spotlight`: its command line, settings of short ones, and the state that a run ends with."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from storage.home import HOME_VARIABLE, Home
 from storage.record.checkpoints import CheckpointStore
 
+SHORT = (
+    "algorithm.prompts_per_iteration=4", "algorithm.group_size=8", "sampling.rollout_steps=6",
+    "sampling.window_stop=5", "sampling.window_size=2", "sampling.evaluate_steps=4",
+    "evaluation.prompts=8", "runtime.scorer_workers=1",
+)  # fmt: skip
+"""Settings of `glyphs` with which an iteration takes seconds."""
+
+
+def sets(settings: Iterable[str]) -> list[str]:
+    """Return settings as options of `spotlight`."""
+    return [part for setting in settings for part in ("--set", setting)]
+
 
 def spotlight(*arguments: str, settings: Sequence[str] = ()) -> list[str]:
     """Return the command line of `spotlight`, with settings over those of a preset."""
-    sets = (part for value in settings for part in ("--set", value))
-    return [sys.executable, "-m", "flows.cli.command_line", *arguments, *sets]
+    return [sys.executable, "-m", "flows.cli.command_line", *arguments, *sets(settings)]
 
 
 def train(home: Path, run_id: str, preset: str, settings: Sequence[str]) -> None:

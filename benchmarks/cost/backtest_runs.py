@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.commands import sets
 from benchmarks.cost.machine_speed import Look, watched
 from flows.disturbed_run import DisturbedRun, disturb, start
 from flows.progress import reporter
@@ -203,7 +204,7 @@ def _work(config: RunConfig) -> tuple[object, ...]:
 def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
     run_id = f"{prefix}-{live.name}-{len(_names(home, live, prefix)) + 1}"
     settings = live.all_settings(iterations)
-    arguments = ["--preset", live.preset, *_sets(settings)]
+    arguments = ["--preset", live.preset, *sets(settings)]
     busy = psutil.cpu_percent(_BUSY_FOR_S) / 100
     reporter().note(f"{run_id}: other processes use {busy:.0%} of the machine")
     trace = live.trace()
@@ -254,14 +255,10 @@ def _replay(
     """Do a run under a trace, in the trace's own time; what its instances did."""
     plan = TracePlan(live.name, trace, trace, most=1, notice_s=live.notice_s, stretch=1.0)
     with replayed(plan, load_config(live.preset, list(settings), {}).runtime, trace.length_s) as replay:
-        joined = _sets(plan.settings(replay.instances.address))
+        joined = sets(plan.settings(replay.instances.address))
         _refuse_restarts(run_id, disturb(home, run_id, [*arguments, *joined], (), replay))
     events = [(event.at_s, event.kind, event.instance) for event in replay.done.happened]
     return {"events": events, "length_s": trace.length_s, "began_at": replay.began_at}
-
-
-def _sets(settings: Iterable[str]) -> list[str]:
-    return [part for setting in settings for part in ("--set", setting)]
 
 
 def _refuse_restarts(run_id: str, ran: DisturbedRun) -> None:

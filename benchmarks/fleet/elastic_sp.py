@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.fleet.worker_killer import WorkerKiller
+from benchmarks.fleet.worker_killer import SETTINGS, WorkerKiller
 from benchmarks.report import finish, nearest_rank, options
 from gpu_runtime.chaos.run_processes import RunProcess
 from gpu_runtime.cluster.build import open_cluster
@@ -47,10 +47,8 @@ from storage.record.records import StateInterval
 
 _DEVICES = 4
 _SETTINGS = (
-    "runtime.history=true", "runtime.reserved_workers=1", f"runtime.spot_workers={_DEVICES - 1}",
-    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.lease_s=20",
-    "runtime.start_timeout_s=600", f"sequence_parallel.rollout={_DEVICES}",
-    "sampling.rollout_steps=20", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
+    *SETTINGS, f"runtime.spot_workers={_DEVICES - 1}", "runtime.lease_s=20",
+    f"sequence_parallel.rollout={_DEVICES}",
 )  # fmt: skip
 
 
@@ -177,19 +175,14 @@ def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[
     if killer.trouble is not None:
         print(f"ended early: {killer.trouble}", file=sys.stderr)
     lines = read_history(history)
+    first_step = min(line.at for line in lines if line.event == "step")  # all devices share every one
     seen = {
         "broken_promises": check_history(line for line in lines if line.by != KILLER).broken(),
-        "cold_restart_s": _first_shared_step_s(lines),
+        "cold_restart_s": first_step - min(line.at for line in lines if line.event == "process"),
         "max_abs_error": _largest_error(config, delivered),
         "samples": len(delivered),
     }
     return evaluate(lines, intervals), seen
-
-
-def _first_shared_step_s(lines: Sequence[HistoryLine]) -> float:
-    """From the first process's start to the first denoising step; all devices share every one."""
-    began = min(line.at for line in lines if line.event == "process")
-    return min(line.at for line in lines if line.event == "step") - began
 
 
 def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:

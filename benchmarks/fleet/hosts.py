@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.commands import final_state, spotlight
+from benchmarks.commands import SHORT, final_state, spotlight
 from benchmarks.fleet.hosts_network import Host, HostNetwork, refusal
 from benchmarks.fleet.ray_hosts import ANSWER_S, RayHosts
 from benchmarks.fleet.slow_link import Link
@@ -52,11 +52,8 @@ _LOOK_S = 0.05
 _CLOCK_S = 300.0
 _SLOW = Link(delay_s=0.05, bits_per_s=20e6, loss=0.02)
 SETTINGS = (
-    "algorithm.prompts_per_iteration=4", "algorithm.group_size=8", "sampling.batch_size=4",
-    "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
-    "sampling.evaluate_steps=4", "evaluation.prompts=8", "evaluation.every=0", "runtime.spot_workers=2",
-    "runtime.scorer_workers=1", "runtime.commit_steps=2", "runtime.history=true",
-    "runtime.start_timeout_s=900",
+    *SHORT, "sampling.batch_size=4", "evaluation.every=0", "runtime.spot_workers=2",
+    "runtime.commit_steps=2", "runtime.history=true", "runtime.start_timeout_s=900",
 )  # fmt: skip
 
 FaultKind = Literal["join", "power_off", "cut"]

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import spotlight
+from benchmarks.commands import sets, spotlight
 from benchmarks.report import finish, options
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS
 from storage.environment import environment
@@ -113,7 +113,7 @@ class Parts:
         without |= {"agent_death"} if self.cluster == "local" else set()
         kinds = ",".join(kind for kind in FAULT_KINDS if kind not in without)
         given = ["--preset", "glyphs", "--seed", str(seed), "--faults", str(self._size), "--kinds", kinds]
-        return [*given, *(item for change in self._settings for item in ("--set", change))]
+        return [*given, *sets(self._settings)]
 
 
 def run_chaos(home: Path, arguments: Sequence[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.fleet.worker_killer import WorkerKiller
+from benchmarks.fleet.worker_killer import SETTINGS, WorkerKiller
 from benchmarks.report import finish, nearest_rank, options
 from gpu_runtime.chaos.run_processes import RunProcess
 from gpu_runtime.cluster.build import open_cluster
@@ -33,14 +33,8 @@ from gpu_runtime.worker.history import read_history
 from storage.config.loading import load_config
 from storage.record.records import StandbyTime
 
-_SETTINGS = (
-    "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=2",
-    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.lease_s=60",
-    "runtime.start_timeout_s=600", "sampling.batch_size=4", "sampling.rollout_steps=20",
-    "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
-)  # fmt: skip
+_SETTINGS = (*SETTINGS, "runtime.spot_workers=2", "runtime.lease_s=60", "sampling.batch_size=4")
 _KILLS_IN_TURN = 4
-_LOOK_S = 0.005
 _HANG_S = 60.0
 """A place that stays empty for so long although a standby waited counts as a hang."""
 

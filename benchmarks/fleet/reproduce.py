@@ -22,17 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import spotlight
+from benchmarks.commands import SHORT, spotlight
 from benchmarks.report import ROOT, finish, options
 from flows.server.local_server import LocalServer
 from storage.home import HOME_VARIABLE, Home
 
 _SETTINGS = (
-    "iterations=3", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
-    "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
-    "sampling.evaluate_steps=4", "evaluation.prompts=8", "evaluation.every=0",
-    "prompts.evaluate=builtin:smoke-evaluate", "runtime.spot_workers=1",
-    "runtime.scorer_workers=1",
+    *SHORT, "iterations=3", "evaluation.every=0", "prompts.evaluate=builtin:smoke-evaluate",
+    "runtime.spot_workers=1",
 )  # fmt: skip
 _WORDS = ("ACE", "HJK", "LMN", "PRT", "VWX", "FEC", "KLM", "TUV")
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.commands import SHORT, sets
 from benchmarks.report import finish, options
 from flows.server.local_server import SERVER_MODULE
 from storage.home import HOME_VARIABLE, Home
@@ -34,11 +35,8 @@ from storage.record.run_store import RunStore
 
 ITERATIONS = 4
 _SETTINGS = (
-    f"iterations={ITERATIONS}", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
-    "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
-    "sampling.evaluate_steps=4",
-    "evaluation.prompts=8", "evaluation.every=2", "prompts.evaluate=builtin:smoke-evaluate",
-    "runtime.spot_workers=1", "runtime.scorer_workers=1",
+    *SHORT, f"iterations={ITERATIONS}", "evaluation.every=2", "prompts.evaluate=builtin:smoke-evaluate",
+    "runtime.spot_workers=1",
 )  # fmt: skip
 
 
@@ -84,8 +82,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start or resume a run that announces its phases on standard output; `errors` as of `Popen`."""
     values = (*_SETTINGS, f"checkpoint.every={every}", *settings)
-    sets = [item for value in values for item in ("--set", value)]
-    arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id, *sets]
+    new = ["--preset", "glyphs", "--run-id", run_id, *sets(values)]
+    arguments = [run_id] if command == "resume" else new
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.announced_run", command, *arguments, *options],
         env=os.environ | {HOME_VARIABLE: str(home)}, stdout=subprocess.PIPE, stderr=errors, text=True,

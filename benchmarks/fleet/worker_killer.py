@@ -16,6 +16,13 @@ from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.worker.history import HistoryTail
 from storage.clock import now
 
+SETTINGS = (
+    "runtime.history=true", "runtime.reserved_workers=1", "runtime.scorer_workers=1",
+    "runtime.commit_steps=1", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",
+    "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
+)  # fmt: skip
+"""Settings of runs with rollouts long enough for many kills."""
+
 
 class WorkerKiller(ABC):
     """Kills while a context lasts; a subclass chooses each victim.

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.measured_parts import Figures, MeasuredParts
-from benchmarks.gpu.profiled_model import fill_adapters
-from benchmarks.gpu.stages import Reporter, Setting
+from benchmarks.gpu.measured_parts import MeasuredParts
+from benchmarks.gpu.profiled_model import fill_adapters, with_advantages
+from benchmarks.gpu.stages import Figures, Reporter, Setting
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, philox4x32
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedSample
-from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import weights_digest
@@ -95,11 +94,11 @@ def samples(device: torch.device, dtype: torch.dtype) -> Figures:
     while states[0].step < sampler.total_steps(requests[0]):
         states = pickle.loads(pickle.dumps(sampler.advance(states, 1)))
     return {
-        "repeated_equal": _equal(whole, sampler.generate(requests)),
-        "resumed_equal": _equal(whole, sampler.finish(states)),
-        "order_equal": _equal(whole[::-1], sampler.generate(requests[::-1])),
-        "short_batch_equal": _equal(whole[:3], sampler.generate(requests[:3])),
-        "other_neighbours_equal": _equal(
+        "repeated_equal": same_samples(whole, sampler.generate(requests)),
+        "resumed_equal": same_samples(whole, sampler.finish(states)),
+        "order_equal": same_samples(whole[::-1], sampler.generate(requests[::-1])),
+        "short_batch_equal": same_samples(whole[:3], sampler.generate(requests[:3])),
+        "other_neighbours_equal": same_samples(
             whole[2:5], sampler.generate([*_requests(12)[8:], *requests[2:5]])[4:]
         ),
         "log_prob_dtype": str(whole[0].trajectory.log_prob_W.dtype),
@@ -116,23 +115,22 @@ def training(device: torch.device, dtype: torch.dtype, mode: str) -> Figures:
         if mode == "lora":
             fill_adapters(policy)
         sampler = Sampler(model, config.sampling)
-        trained = Trainer(policy, sampler, config).train(_with_advantages(sampler.generate(_requests(8))))
+        trained = Trainer(policy, sampler, config).train(with_advantages(sampler.generate(_requests(8))))
         deviation = max(deviation, trained.ratio_deviation)
         digests.append(weights_digest(policy.state()))
     return {"ratio_deviation": deviation, "gradients_equal": digests[0] == digests[1]}
 
 
-def _equal(one: Sequence[GeneratedSample], other: Sequence[GeneratedSample]) -> bool:
-    return all(_same(left, right) for left, right in zip(one, other, strict=True))
+def same_samples(one: Sequence[GeneratedSample], other: Sequence[GeneratedSample]) -> bool:
+    """Return True if both have the same samples, to the bit."""
 
-
-def _same(one: GeneratedSample, other: GeneratedSample) -> bool:
     def arrays(sample: GeneratedSample) -> list[np.ndarray]:
         trajectory = sample.trajectory
         return [sample.latents_SC, sample.image_HWC, trajectory.step_W, trajectory.before_WSC,
                 trajectory.after_WSC, trajectory.log_prob_W]  # fmt: skip
 
-    return all(np.array_equal(left, right) for left, right in zip(arrays(one), arrays(other), strict=True))
+    pairs = (zip(arrays(left), arrays(right), strict=True) for left, right in zip(one, other, strict=True))
+    return all(np.array_equal(left, right) for pair in pairs for left, right in pair)
 
 
 def _config(mode: str) -> RunConfig:
@@ -156,12 +154,4 @@ def _requests(count: int) -> list[SampleRequest]:
     return [
         SampleRequest(RequestKind.ROLLOUT, 0, 1, seed // 4, seed % 4, 0, f'a sign that says "K{seed // 4}"')
         for seed in range(count)
-    ]
-
-
-def _with_advantages(made: Sequence[GeneratedSample]) -> list[TrainingSample]:
-    """Half of them good, half bad: nothing is judged here."""
-    return [
-        TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)
-        for place, sample in enumerate(made)
     ]

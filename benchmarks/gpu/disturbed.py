@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageDraw
 
+from benchmarks.gpu.bits import same_samples
 from benchmarks.gpu.live_run import LiveRun, live_run
 from benchmarks.gpu.stages import Figures, Reporter, Setting
 from gpu_runtime.chaos.fault_schedule import Fault
@@ -51,9 +51,8 @@ _WIDTH, _ROW, _LABEL = 1400, 22, 90
 
 def disturb_runs(setting: Setting, report: Reporter) -> None:
     """Run the stage."""
-    config = load_config("glyphs-stale", [*_SETTINGS, *(_TINY if setting.tiny else _REAL)], {})
-    model = config.model.model_copy(update={"device": setting.device})
-    config = config.model_copy(update={"model": model})
+    settings = [*_SETTINGS, *(_TINY if setting.tiny else _REAL), f"model.device={setting.device}"]
+    config = load_config("glyphs-stale", settings, {})
 
     def figures_of(name: str, run: LiveRun) -> Figures:
         if setting.folder is not None:
@@ -121,7 +120,9 @@ def killed_in_mid_chunk(config: RunConfig) -> Figures:
         resumed = second.call(Worker.begin_samples, version, 3, saved, 1000).result().samples
     finally:
         cluster.shutdown()
-    return {"load_s": loaded_s, "killed_in_mid_chunk": lost, "chunk_bits_equal": _equal(whole, resumed)}
+    pair = [[one for one in made if isinstance(one, GeneratedSample)] for made in (whole, resumed)]
+    equal = len(pair[0]) == len(requests) and same_samples(*pair)
+    return {"load_s": loaded_s, "killed_in_mid_chunk": lost, "chunk_bits_equal": equal}
 
 
 def idle_share(intervals: Sequence[StateInterval], market: str) -> float | None:
@@ -169,14 +170,3 @@ def timeline(intervals: Sequence[StateInterval]) -> Image.Image:
         draw.text((_LABEL * (place + 1), _ROW * len(workers) + 5), state, colour)
     draw.text((_LABEL * (len(STATE_COLOURS) + 1), _ROW * len(workers) + 5), f"{ended - began:.1f} s", "black")
     return picture
-
-
-def _equal(one: Sequence[object], other: Sequence[object]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return bool(pairs) and all(
-        isinstance(left, GeneratedSample)
-        and isinstance(right, GeneratedSample)
-        and np.array_equal(left.latents_SC, right.latents_SC)
-        and np.array_equal(left.trajectory.log_prob_W, right.trajectory.log_prob_W)
-        for left, right in pairs
-    )

@@ -17,7 +17,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,37 +47,15 @@ _FAULTS: tuple[Fault, ...] = ("kill", "raise", "hang")
 def stages() -> list[Stage]:
     """The stages in order of worth; each imports what it needs in its own process."""
 
-    def bits(setting: Setting, report: Reporter) -> None:
-        from benchmarks.gpu.bits import compare_bits
-
-        compare_bits(setting, report)
-
-    def runtime(setting: Setting, report: Reporter) -> None:
-        from benchmarks.gpu.disturbed import disturb_runs
-
-        disturb_runs(setting, report)
-
-    def qwen_image(setting: Setting, report: Reporter) -> None:
-        from benchmarks.gpu.qwen_image import measure_model
-
-        measure_model(setting, report)
-
-    def learning(setting: Setting, report: Reporter) -> None:
-        from benchmarks.gpu.learning import learn
-
-        learn(setting, report)
-
-    def variants(setting: Setting, report: Reporter) -> None:
-        from benchmarks.gpu.qwen_image import measure_variants
-
-        measure_variants(setting, report)
+    def of_module(module: str, function: str) -> Callable[[Setting, Reporter], None]:
+        return lambda *given: getattr(import_module(f"benchmarks.gpu.{module}"), function)(*given)
 
     return [
-        Stage("bits", 25.0, bits),
-        Stage("runtime", 80.0, runtime),
-        Stage("qwen_image", 200.0, qwen_image),
-        Stage("learning", 60.0, learning),
-        Stage("variants", 60.0, variants),
+        Stage("bits", 25.0, of_module("bits", "compare_bits")),
+        Stage("runtime", 80.0, of_module("disturbed", "disturb_runs")),
+        Stage("qwen_image", 200.0, of_module("qwen_image", "measure_model")),
+        Stage("learning", 60.0, of_module("learning", "learn")),
+        Stage("variants", 60.0, of_module("qwen_image", "measure_variants")),
     ]
 
 
@@ -238,7 +217,8 @@ def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     stamp = {"device": device, "date": today, "commit": arguments.commit}
     named = {**stamp, "tiny": arguments.tiny, "machine": facts}
-    kept = {} if arguments.tiny else _kept_figures(RESULTS / f"{NAME}.json")
+    path = RESULTS / f"{NAME}.json"  # with its stages those of now are merged
+    kept = {} if arguments.tiny or not path.is_file() else json.loads(path.read_text("utf-8"))["figures"]
     if wanted == "cuda" and kept and kept["device"] not in ("cpu", device) and arguments.keep:
         sys.exit(f"the kept figures are of {kept['device']}, and this is {device}: move that file away first")
     if wanted == "cpu" and kept.get("device", "cpu") != "cpu":  # the CPU's time beside a GPU's figures
@@ -249,11 +229,6 @@ def main() -> None:
     run(day, arguments.only, setting, (arguments.budget_s or usual_s) - process_age_s(), arguments.fault)
     print(table(day.by_stage))
     print(json.dumps(day.figures()))
-
-
-def _kept_figures(path: Path) -> Figures:
-    """Those of a kept result, with whose stages those of now are merged."""
-    return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else {}
 
 
 def _arguments() -> argparse.Namespace:

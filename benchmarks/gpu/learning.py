@@ -32,8 +32,8 @@ _SHOWN, _COLUMNS, _SCALE = 24, 8, 2
 
 def learn(setting: Setting, report: Reporter) -> None:
     """Run the stage."""
-    config = load_config("glyphs-stale", [*_SETTINGS, *(_TINY if setting.tiny else ())], {})
-    config = config.model_copy(update={"model": config.model.model_copy(update={"device": setting.device})})
+    settings = [*_SETTINGS, *(_TINY if setting.tiny else ()), f"model.device={setting.device}"]
+    config = load_config("glyphs-stale", settings, {})
 
     def evaluated(run: LiveRun) -> None:
         report(**curve(run))

@@ -6,7 +6,6 @@ Exploration runs beside scoring and training, in a thread. Workers share the one
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from benchmarks.exploration.learning_curve import mean_by_prompt
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.cluster.local_cluster import LocalCluster
@@ -167,11 +167,7 @@ class _Loop:
         began = time.monotonic()
         evaluation = self._runtime.evaluate(self._runtime.compared_prompts)
         self._evaluation_s = time.monotonic() - began
-        by_prompt: dict[int, list[float]] = {}
-        for sample, score in zip(evaluation.samples, evaluation.scores, strict=True):
-            if score.error is None:
-                by_prompt.setdefault(sample.request.prompt_id, []).append(score.value)
-        self._held_out[iteration] = {prompt: statistics.fmean(found) for prompt, found in by_prompt.items()}
+        self._held_out[iteration] = mean_by_prompt(evaluation)
         at_s = 0.0 if iteration == 0 else time.monotonic() - self._began
         self._run.evaluations.append((iteration, at_s, evaluation))
         self._on_evaluation(self._run)

@@ -6,17 +6,16 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from benchmarks.gpu.stages import Figures
 
 _ENOUGH_S = 5.0
 """No repetition begins after this, so that a slow measurement does not eat the budget."""
 
 _LONGEST = 12
 """Kernels that are named one by one."""
-
-Figures = dict[str, Any]
 
 
 class MeasuredParts:

@@ -7,7 +7,45 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.transformer_flops import TransformerShape
+from gpu_runtime.models.published import Architecture
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """Sizes of Qwen-Image's transformer; the defaults are the real ones, 20.4 billion parameters.
+
+    Attributes:
+        layers, heads, head_width: of its double-stream blocks.
+        text_width: of a text token as the encoder gives it.
+        channels: of a latent token.
+        rope_axes: how the head's width is divided over time, rows and columns.
+    """
+
+    layers: int = 60
+    heads: int = 24
+    head_width: int = 128
+    text_width: int = 3584
+    channels: int = 64
+    rope_axes: tuple[int, int, int] = (16, 56, 56)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The sizes by which operations are counted."""
+        width = self.heads * self.head_width
+        return Architecture(width, double=self.layers, channels=self.channels, text_width=self.text_width)
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `QwenImageTransformer2DModel`."""
+        return {
+            "patch_size": 2,
+            "in_channels": self.channels,
+            "out_channels": self.channels // 4,
+            "num_layers": self.layers,
+            "attention_head_dim": self.head_width,
+            "num_attention_heads": self.heads,
+            "joint_attention_dim": self.text_width,
+            "axes_dims_rope": self.rope_axes,
+        }
 
 
 @dataclass(frozen=True)

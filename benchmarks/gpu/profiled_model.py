@@ -18,10 +18,10 @@ import torch
 from diffusers import QwenImagePipeline
 from peft.tuners import lora
 
-from benchmarks.gpu.measured_parts import Figures, kernel_times, seconds, wait_for
+from benchmarks.gpu.measured_parts import kernel_times, seconds, wait_for
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
-from benchmarks.gpu.transformer_flops import pass_flops
+from benchmarks.gpu.stages import Figures
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
@@ -31,7 +31,6 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
-from gpu_runtime.models.files.pipeline_parts import Parts
 from gpu_runtime.models.published import PassOperations
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
@@ -48,46 +47,34 @@ _BACKEND = "native"
 
 
 class ProfiledModel:
-    """The parts, built once, and what is timed on them.
+    """The parts with random weights and adapters, built once, and what is timed on them.
 
     Args:
         plan: sizes and batches.
         device: where it computes.
         limit_tflops: what a share is a share of; None where it is not known.
+
+    Attributes:
+        built: figures of building it.
     """
 
     def __init__(self, plan: Plan, device: torch.device, limit_tflops: float | None) -> None:
         self._plan = plan
         self._device = device
         self._limit = limit_tflops
-        self._parts: Parts | None = None
-        self._policy: Policy | None = None
-        self._needs: dict[int, MemoryNeed] = {}
         self._training: Callable[[], object] | None = None
         self._models: dict[int, SizedQwen] = {}
-
-    @property
-    def is_built(self) -> bool:
-        """Whether `build` came to its end."""
-        return self._policy is not None
-
-    @property
-    def _transformer(self) -> Any:
-        assert self._parts is not None, "build() comes first"
-        return self._parts.transformer
-
-    def build(self) -> Figures:
-        """Random weights on the device, and adapters."""
-        plan, began = self._plan, time.perf_counter()
-        self._parts = build_parts(plan, self._device)
+        began = time.perf_counter()
+        self._parts = build_parts(plan, device)
+        self._transformer: Any = self._parts.transformer
         frozen = sum(weight.numel() for weight in self._transformer.parameters())
         self._transformer.set_attention_backend(_BACKEND)  # once, as compiled blocks are of one kernel
         self._needs = {size: self._need(size) for size in plan.pixels}  # adapters would hide the layers
         config = self._config(512)
         self._policy = Policy(self._model(512), config.adaptation, seed=0, keeps_reference=False)
-        wait_for(self._device)
+        wait_for(device)
         trained = list(self._policy.trained.values())
-        return {
+        self.built: Figures = {
             "build_s": time.perf_counter() - began,
             "parameters": frozen,
             "trained_parameters": sum(weight.numel() for weight in trained),
@@ -170,7 +157,6 @@ class ProfiledModel:
     def _loop_of_diffusers(self, size: int) -> Callable[[], object]:
         model, pixels = self._model(size), self._plan.pixels[size]
         nothing: Any = None
-        assert self._parts is not None
         pipeline: Any = QwenImagePipeline(self._parts.scheduler, nothing, nothing, nothing, self._transformer)
         pipeline.set_progress_bar_config(disable=True)
         embeds = torch.stack([model.real_tokens(request.prompt) for request in self._requests(size)])
@@ -190,7 +176,6 @@ class ProfiledModel:
 
         The adapters are filled first: those of a run's start are 0.
         """
-        assert self._policy is not None, "build() comes first"
         fill_adapters(self._policy)
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
         states = sampler.begin(requests)
@@ -229,7 +214,7 @@ class ProfiledModel:
         self._training = None  # its moments are 3 GiB
         config, model = self._config(size), self._model(size)
         sampler = Sampler(model, config.sampling)
-        samples = _with_advantages(sampler.generate(self._requests(size)))
+        samples = with_advantages(sampler.generate(self._requests(size)))
         with self._checkpointing(checkpointing), _kernels(deterministic):
             trainer = Trainer(self._policy_on(model), sampler, config)
             first = trainer.train(samples)
@@ -267,13 +252,13 @@ class ProfiledModel:
         sampler.conditioning(requests)
         with self._checkpointing(True):
             trainer = Trainer(self._policy_on(model), sampler, config)
-            trainer.train(_with_advantages(sampler.generate(requests[: config.sampling.batch_size])))
+            trainer.train(with_advantages(sampler.generate(requests[: config.sampling.batch_size])))
             wait_for(self._device)
             began = time.perf_counter()
             samples = sampler.generate(requests)
             wait_for(self._device)
             generated = time.perf_counter()
-            trainer.train(_with_advantages(samples))
+            trainer.train(with_advantages(samples))
             wait_for(self._device)
             ended = time.perf_counter()
         return {
@@ -285,19 +270,16 @@ class ProfiledModel:
 
     def _policy_on(self, model: SizedQwen) -> Policy:
         """The one policy, with the images' size of this model: the trainer asks it for velocities."""
-        assert self._policy is not None, "build() comes first"
         self._policy.model = model
         return self._policy
 
     def _model(self, size: int) -> SizedQwen:
-        assert self._parts is not None, "build() comes first"
         if size not in self._models:
             self._models[size] = SizedQwen(self._parts, self._plan, size, self._device)
         return self._models[size]
 
     def _need(self, size: int) -> MemoryNeed:
         """The least that a run is said to need, without a text encoder; before there are adapters."""
-        assert self._parts is not None
         image_tokens, config = self._plan.image_tokens(size), self._config(size)
         work = WorkNeed.of(self._transformer, image_tokens, config, keeps_reference=False)
         transformer, vae = (
@@ -341,7 +323,7 @@ class ProfiledModel:
 
     def _flops(self, size: int) -> PassOperations:
         plan = self._plan
-        return pass_flops(plan.shape, plan.image_tokens(size), plan.text_length, plan.rank)
+        return plan.shape.architecture.operations(plan.image_tokens(size), plan.text_length, plan.rank)
 
     def _loop_figures(self, size: int, taken_s: float) -> Figures:
         plan, batch = self._plan, self._plan.run_batch[size]
@@ -384,7 +366,7 @@ def _kernels(deterministic: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
+def with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
     """Half of them good, half bad: nothing is judged here."""
     return [
         TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.measured_parts import Figures, MeasuredParts, seconds
+from benchmarks.gpu.measured_parts import MeasuredParts, seconds
 from benchmarks.gpu.plan import REAL, TINY, Plan
 from benchmarks.gpu.profiled_model import ProfiledModel
-from benchmarks.gpu.stages import Reporter, Setting
+from benchmarks.gpu.stages import Figures, Reporter, Setting
 
 BACKENDS = ("_native_cudnn", "_native_flash", "_native_efficient")
 """Besides `native`, which lets torch choose."""
@@ -31,9 +31,7 @@ _LONGEST_PART = 0.15
 
 def measure_model(setting: Setting, report: Reporter) -> None:
     """The wanted figures, in order of worth."""
-    plan, device = _plan(setting)
-    parts = _parts(setting, report, plan, device)
-    model = _built(plan, device, parts)
+    plan, _, parts, model = _begun(setting, report)
     if model is not None:
         wanted: list[Part] = [
             ("step_512_b8", partial(model.step, 512, 8)),
@@ -62,15 +60,15 @@ def measure_model(setting: Setting, report: Reporter) -> None:
 
 def measure_variants(setting: Setting, report: Reporter) -> None:
     """What else a step may be like; a variant that cannot be had says so, and that is its figure."""
-    plan, device = _plan(setting)
-    parts = _parts(setting, report, plan, device)
-    model = _built(plan, device, parts)
+    plan, device, parts, model = _begun(setting, report)
     if model is None:
         return
     on_gpu = device.type == "cuda"
     step = partial(model.step, 512, 8)
     variants: list[Part] = [
-        *_kernels(model, device),
+        # Where a GPU's time goes; on a CPU there is nothing to tell.
+        *[(f"kernels_{name}_512", partial(model.kernels, 512, trains))
+          for name, trains in (("step", False), ("train", True)) if on_gpu],
         ("step_512_without_adapters", partial(step, adapters=False)),
         *[(f"step_512{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu],
         ("step_512_any_kernel", partial(step, deterministic=False)),
@@ -82,7 +80,7 @@ def measure_variants(setting: Setting, report: Reporter) -> None:
         ("decode_1280", partial(model.decode, 1280)),
         ("step_512_b16", partial(model.step, 512, 16)),
         ("train_512_without_checkpointing", partial(model.train, 512, checkpointing=False)),
-    ]
+    ]  # fmt: skip
     for name, work in variants:
         parts.take(name, work)
 
@@ -151,20 +149,8 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
     }
 
 
-def _plan(setting: Setting) -> tuple[Plan, torch.device]:
-    return TINY if setting.tiny else REAL, torch.device(setting.device)
-
-
 def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part]:
     return [(f"step_{size}_b{batch}", partial(model.step, size, batch)) for batch in batches]
-
-
-def _kernels(model: ProfiledModel, device: torch.device) -> list[Part]:
-    """Where a GPU's time goes; on a CPU there is nothing to tell."""
-    if device.type != "cuda":
-        return []
-    return [(f"kernels_{name}_512", partial(model.kernels, 512, trains))
-            for name, trains in (("step", False), ("train", True))]  # fmt: skip
 
 
 def _all_equal(figures: Figures) -> bool | None:
@@ -172,16 +158,21 @@ def _all_equal(figures: Figures) -> bool | None:
     return all(equal) if equal else None
 
 
-def _parts(setting: Setting, report: Reporter, plan: Plan, device: torch.device) -> MeasuredParts:
+def _begun(
+    setting: Setting, report: Reporter
+) -> tuple[Plan, torch.device, MeasuredParts, ProfiledModel | None]:
+    """Return sizes, device, and parts, and the model once the limit is known; None if it cannot be built."""
+    plan, device = TINY if setting.tiny else REAL, torch.device(setting.device)
+    built: list[ProfiledModel] = []
+
     def flush(found: dict[str, Figures]) -> None:
         report(**summary(plan, found), parts=dict(found))
 
-    return MeasuredParts(device, (1 - _LONGEST_PART) * setting.limit_s, flush)
+    def build() -> Figures:
+        built.append(ProfiledModel(plan, device, product.get("tflops")))
+        return built[0].built
 
-
-def _built(plan: Plan, device: torch.device, parts: MeasuredParts) -> ProfiledModel | None:
-    """The model, once the limit is known; None where it could not be built."""
-    product = parts.take("matrix_product", lambda: matrix_product(device, plan.edge, plan.dtype))
-    model = ProfiledModel(plan, device, product.get("tflops"))
-    parts.take("build", model.build)
-    return model if model.is_built else None
+    parts = MeasuredParts(device, (1 - _LONGEST_PART) * setting.limit_s, flush)
+    product = parts.take("matrix_product", partial(matrix_product, device, plan.edge, plan.dtype))
+    parts.take("build", build)
+    return plan, device, parts, next(iter(built), None)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
 
-from benchmarks.gpu.plan import Plan
-from benchmarks.gpu.transformer_flops import TransformerShape
+from benchmarks.gpu.plan import Plan, TransformerShape
 from gpu_runtime.models.families.qwen_image import QwenImageModel
 from gpu_runtime.models.files.pipeline_parts import Parts
 from gpu_runtime.models.protocol import Conditioning

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import QwenImageTransformer2DModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,11 +24,10 @@ from benchmarks.gpu.carried_wheels import CARRIED, pins, repack
 from benchmarks.gpu.disturbed import timeline
 from benchmarks.gpu.gpu_day import Day, run, stages, summary
 from benchmarks.gpu.measured_parts import MeasuredParts
-from benchmarks.gpu.plan import REAL, TINY
+from benchmarks.gpu.plan import REAL, TINY, TransformerShape
 from benchmarks.gpu.profiled_model import TARGETS
 from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
 from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
-from benchmarks.gpu.transformer_flops import counted_forward, pass_flops
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.simulator.profile import read_profile
 from storage.config.loading import load_config
@@ -42,18 +42,25 @@ ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
 
 
+def on_meta(shape: TransformerShape) -> Any:
+    with torch.device("meta"):
+        return QwenImageTransformer2DModel(**shape.arguments())
+
+
 @pytest.mark.parametrize(
     ("shape", "side", "text"), [(TINY.shape, 4, 8), (REAL.shape, 32, 128), (REAL.shape, 80, 128)]
 )
-def test_the_formula_of_a_denoising_step_is_what_torch_counts(shape: Any, side: int, text: int):
-    assert pass_flops(shape, side**2, text).forward == counted_forward(shape, side, text)
+def test_the_formula_of_a_denoising_step_is_what_torch_counts(shape: TransformerShape, side: int, text: int):
+    transformer, counter = on_meta(shape), FlopCounterMode(display=False)
+    sizes = (1, side**2, shape.channels), (1, text, shape.text_width), (1,)
+    latents, encoded, timestep = (torch.empty(size, device="meta") for size in sizes)
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        transformer(latents, encoded, timestep=timestep, img_shapes=[[(1, side, side)]])
+    assert shape.architecture.operations(side**2, text).forward == counter.get_total_flops()
 
 
 def test_the_real_size_has_twenty_billion_weights():
-    with torch.device("meta"):
-        from diffusers import QwenImageTransformer2DModel
-
-        transformer: Any = QwenImageTransformer2DModel(**REAL.shape.arguments())
+    transformer = on_meta(REAL.shape)
     assert 20.4e9 < sum(weight.numel() for weight in transformer.parameters()) < 20.5e9
 
 
@@ -69,7 +76,8 @@ def test_the_formula_of_a_training_pass_is_near_what_torch_counts(mode: str):
     with counter, sdpa_kernel(SDPBackend.MATH):
         model.velocity(latents, torch.tensor([0.5]), encoded).square().mean().backward()
     rank = TINY.rank if mode == "lora" else 0
-    flops = pass_flops(TINY.shape, plan.image_tokens(1280), TINY.text_length, rank, full=mode == "full")
+    tokens = plan.image_tokens(1280), TINY.text_length
+    flops = TINY.shape.architecture.operations(*tokens, rank, full=mode == "full")
     expected = flops.forward + flops.adapters + flops.backward
     # The first block's input needs no gradient, which the formula does not know: a part of two layers here.
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.12)

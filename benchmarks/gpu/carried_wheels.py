@@ -58,13 +58,13 @@ def pins(names: Sequence[str], constraints: str) -> list[str]:
     return [f"{name}=={versions[_normal(name)]}" for name in names]
 
 
-def download(folder: Path, python: str) -> None:
-    """Download the wheels into an empty folder, for a version of Python on Linux."""
+def download(folder: Path) -> None:
+    """Download the wheels into an empty folder, for the machine's version of Python on Linux."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
     _pip(
-        sys.executable, "download", "--no-deps", "--only-binary=:all:", "--python-version", python,
+        sys.executable, "download", "--no-deps", "--only-binary=:all:", "--python-version", _PYTHON,
         "--implementation", "cp", *platforms, "--dest", str(folder),
         *pins(CARRIED, (ROOT / "constraints.txt").read_text(encoding="utf-8")),
     )  # fmt: skip
@@ -131,16 +131,13 @@ def check(folder: Path, place: Path) -> dict[str, Any]:
     site = place / "site"
     shutil.rmtree(site, ignore_errors=True)
     wheels = sorted(map(str, folder.glob("*.whl")))
-    _pip(
-        str(python), "install", "--no-index", "--no-deps", "--no-compile", "--target", str(site), *wheels
-    )  # fmt: skip
+    _pip(str(python), "install", "--no-index", "--no-deps", "--no-compile", "--target", str(site), *wheels)
     surroundings = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(place)}
     alone = _without_network()
+    quietly = [*alone, str(python), "-W", "ignore"]
     imports = f"import {', '.join(_IMPORTS)}, torch, sys; print(sys.version.split()[0], torch.__version__)"
-    said = _run([*alone, str(python), "-W", "ignore", "-c", imports], surroundings).split()
-    rehearsal = _run(
-        [*alone, str(python), "-W", "ignore", "-m", "benchmarks.gpu_day", "--tiny"], surroundings
-    )
+    said = _run([*quietly, "-c", imports], surroundings).split()
+    rehearsal = _run([*quietly, "-m", "benchmarks.gpu_day", "--tiny"], surroundings)
     figures = json.loads(rehearsal.splitlines()[-1])
     return {
         "python": said[-2],
@@ -172,18 +169,17 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu-wheels", help="folder of the wheels")
     parser.add_argument("--check", action="store_true", help="rehearse where only these wheels are")
-    parser.add_argument(
-        "--environment", type=Path, help="of --check, kept for the next time; made where it is missing"
-    )
+    kept = "of --check, kept for the next time; made where it is missing"
+    parser.add_argument("--environment", type=Path, help=kept)
     arguments = parser.parse_args()
-    place = arguments.environment or arguments.out / "environment"
-    download(arguments.out, _PYTHON)
-    mib = sum(wheel.stat().st_size for wheel in arguments.out.glob("*.whl")) / 2**20
-    found: dict[str, Any] = {"wheels": len(list(arguments.out.glob("*.whl"))), "mib": round(mib, 2)}
+    download(arguments.out)
+    sizes = [wheel.stat().st_size for wheel in arguments.out.glob("*.whl")]
+    mib = sum(sizes) / 2**20
+    found: dict[str, Any] = {"wheels": len(sizes), "mib": round(mib, 2)}
     if mib > MOST_MIB:
         sys.exit(f"{mib:.1f} MiB of wheels are above {MOST_MIB:g}; leave one out")
     if arguments.check:
-        found |= check(arguments.out, place)
+        found |= check(arguments.out, arguments.environment or arguments.out / "environment")
     print(f"{found['wheels']} wheels, {mib:.1f} MiB. On the machine, in the repository's root:\n")
     print(f"  {command(arguments.out)}\n")
     print(json.dumps(found))
@@ -191,16 +187,8 @@ def main() -> None:
 
 def _without_network() -> list[str]:
     """What lets a command see a loopback alone; empty where that is not allowed."""
-    alone = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--net",
-        "sh",
-        "-c",
-        'ip link set lo up; exec "$@"',
-        "sh",
-    ]
+    up = 'ip link set lo up; exec "$@"'
+    alone = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", up, "sh"]
     try:
         subprocess.run([*alone, "true"], capture_output=True, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -184,7 +184,6 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
             cells = [
                 [cell(text, row) for _, text in shown["columns"]] for row in rows_of(figures, shown["rows"])
             ]
-            lines += [shown["caption"], ""] if "caption" in shown else []
             lines += table(head, cells)
         lines += [paragraph(fill(entry["judgement"], figures)), ""]
     except JudgementError as error:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from benchmarks.commands import final_state, train
 from benchmarks.exploration.learning_curve import make_curve
@@ -39,38 +40,24 @@ _COUNTED = ("exploration.strategy=stale", "exploration.drafts=192", "exploration
 """No number of theirs depends on how long anything takes."""
 
 _ITERATIONS = """
-    SELECT coalesce(max(value) FILTER (name = 'iteration_s'), 0),
-        coalesce(max(value) FILTER (name = 'train_s'), 0),
+    SELECT coalesce(max(value) FILTER (name = 'iteration_s'), 0) AS iteration_s,
+        coalesce(max(value) FILTER (name = 'train_s'), 0) AS train_s,
         coalesce((SELECT n.value FROM iteration_metrics n
-            WHERE n.iteration = m.iteration + 1 AND n.name = 'drafts'), 0),
+            WHERE n.iteration = m.iteration + 1 AND n.name = 'drafts'), 0) AS drafts,
         (SELECT min(started_at) FROM worker_states w
             WHERE w.iteration = m.iteration + 1 AND state = 'rollout')
         - (SELECT max(ended_at) FROM worker_states w WHERE w.iteration = m.iteration AND state = 'train')
+        AS between_s
     FROM iteration_metrics m GROUP BY iteration ORDER BY iteration
 """
+"""Seconds of an iteration and of its training, drafts judged in its window, and seconds from the end of the
+training steps to the first rollout of the next iteration."""
+
 _IDLE = """
     SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
     FROM worker_states WHERE phase = 'iteration' AND market = 'spot'
         AND iteration > 1 AND iteration < (SELECT max(iteration) FROM iterations)
 """
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds of a run, one entry an iteration that has one before and one after it.
-
-    Attributes:
-        iteration_s, train_s: of the iteration and of its training phase.
-        drafts: judged in the window.
-        between_s: from the end of the training steps to the first rollout of the next iteration.
-        spot_idle: share of the time of the spot device.
-    """
-
-    iteration_s: list[float]
-    train_s: list[float]
-    drafts: list[float]
-    between_s: list[float]
-    spot_idle: float
 
 
 def same_bits(preset: str) -> bool:
@@ -87,18 +74,21 @@ def same_bits(preset: str) -> bool:
         return final_state(Path(folder), "overlap") == in_turns
 
 
-def measure(preset: str, iterations: int, strategy: str) -> Timings:
-    """Run it and read its time line."""
+def measure(preset: str, iterations: int, strategy: str) -> tuple[pd.DataFrame, float]:
+    """Do a run and read its time line.
+
+    Returns:
+        `_ITERATIONS` of those that have one before and one after them, and the idle share of the spot device.
+    """
     with tempfile.TemporaryDirectory() as folder:
         values = (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS)
         train(Path(folder), "overlap", preset, values)
         with RunStore(Home(Path(folder))).reading() as connection:
-            rows = connection.execute(_ITERATIONS).fetchall()
+            rows = connection.execute(_ITERATIONS).df()
             idle = connection.execute(_IDLE).fetchone()
-    # The first window has no forecast yet, and the last iteration nothing to explore for.
-    iteration_s, train_s, drafts, between_s = (list(column) for column in zip(*rows[1:-1], strict=True))
     assert idle is not None
-    return Timings(iteration_s, train_s, drafts, between_s, *idle)
+    # The first window has no forecast yet, and the last iteration nothing to explore for.
+    return rows.iloc[1:-1], float(idle[0])
 
 
 def main() -> None:
@@ -107,13 +97,14 @@ def main() -> None:
     parser.add_argument("--preset", default="shapes-stale")
     arguments = parser.parse_args()
     turns, iterations = (1, 6) if arguments.quick else (2, 12)
-    runs: dict[str, list[Timings]] = {"plain": [], "stale": []}
+    runs: dict[str, list[tuple[pd.DataFrame, float]]] = {"plain": [], "stale": []}
     for _ in range(turns):
         for strategy, members in runs.items():
             members.append(measure(arguments.preset, iterations, strategy))
+    rows = {strategy: pd.concat([found for found, _ in members]) for strategy, members in runs.items()}
 
     def median(strategy: str, name: str) -> float:
-        return statistics.median(value for run in runs[strategy] for value in getattr(run, name))
+        return statistics.median(float(value) for value in rows[strategy][name])
 
     added_s = median("stale", "between_s") - median("plain", "between_s")
     figures = {
@@ -122,10 +113,10 @@ def main() -> None:
         "train_s_plain": median("plain", "train_s"),
         "train_s_stale": median("stale", "train_s"),
         "drafts_per_window": median("stale", "drafts"),
-        "spot_idle_plain": statistics.fmean(run.spot_idle for run in runs["plain"]),
-        "spot_idle_stale": statistics.fmean(run.spot_idle for run in runs["stale"]),
+        "spot_idle_plain": statistics.fmean(idle for _, idle in runs["plain"]),
+        "spot_idle_stale": statistics.fmean(idle for _, idle in runs["stale"]),
         "same_bits": same_bits(arguments.preset),
-        "iterations_measured": sum(len(run.between_s) for run in runs["stale"]),
+        "iterations_measured": len(rows["stale"]),
         "preset": arguments.preset,
     }
     finish("overlap", figures, arguments)

@@ -20,7 +20,6 @@ import os
 import statistics
 import time
 from contextlib import closing
-from dataclasses import dataclass
 
 from benchmarks.fleet.live_scheduler import CALLS_A_ROUND, LiveCoordinator
 from benchmarks.report import finish, nearest_rank, options
@@ -34,21 +33,12 @@ _LEASE_S = 60.0
 _ROUNDS_PER_S = 1000  # of the made-up clock
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One turn.
+def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[float]]:
+    """Let devices work through requests, one after the other.
 
-    Attributes:
-        round_s: seconds of the processor for a pull, a commit and a delivery.
-        pull_s: seconds on the wall of each pull.
+    Returns:
+        Seconds of the processor for a pull, a commit and a delivery; seconds on the wall of each pull.
     """
-
-    round_s: float
-    pull_s: list[float]
-
-
-def measure(devices: int, rounds: int, batch_size: int) -> Cost:
-    """Let devices work through requests, one after the other."""
     queue: PullScheduler[SampleRequest] = PullScheduler(batch_size, _LEASE_S, 2 * batch_size)
     queue.add(
         WorkItem(request, request.kind, _STEPS, 1)
@@ -72,7 +62,7 @@ def measure(devices: int, rounds: int, batch_size: int) -> Cost:
         leases[device] = queue.pull(names[device], now, 1, batch_size)
         pull_s.append(time.perf_counter() - asked)
         queue.expire(now)
-    return Cost((time.process_time() - began) / rounds, pull_s)
+    return (time.process_time() - began) / rounds, pull_s
 
 
 def measure_live(turns: int, rounds: int, batch_size: int) -> dict[str, float]:
@@ -107,19 +97,18 @@ def main() -> None:
     arguments = parser.parse_args()
     turns, rounds = (2, 5_000) if arguments.quick else (5, 20_000)
     live_turns, live_rounds = (2, 1_000) if arguments.quick else (5, 3_000)
-    few, many = [], []
+    few_s, many_s, pulls = [], [], []
     for _ in range(turns):
-        few.append(measure(_FEW, rounds, arguments.batch))
-        many.append(measure(_MANY, rounds, arguments.batch))
-    pulls = [second for cost in many for second in cost.pull_s]
+        few_s.append(measure(_FEW, rounds, arguments.batch)[0])
+        round_s, pull_s = measure(_MANY, rounds, arguments.batch)
+        many_s.append(round_s)
+        pulls += pull_s
     figures = {
-        "pulls_per_s": 1 / statistics.median(cost.round_s for cost in many),
+        "pulls_per_s": 1 / statistics.median(many_s),
         "devices": _MANY,
         "p99_pull_ms": 1000 * nearest_rank(pulls, 0.99),
         "median_pull_ms": 1000 * statistics.median(pulls),
-        "growth_8_to_4096": statistics.median(
-            large.round_s / small.round_s for small, large in zip(few, many, strict=True)
-        ),
+        "growth_8_to_4096": statistics.median(many / few for few, many in zip(few_s, many_s, strict=True)),
         "batch_size": arguments.batch,
         "rounds": turns * rounds,
         **measure_live(live_turns, live_rounds, arguments.batch),

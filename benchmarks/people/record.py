@@ -14,6 +14,7 @@ Readers are processes that query `spotlight.duckdb` while a run commits and comp
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -23,8 +24,8 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,30 +107,16 @@ def drive(store: RunStore, first: int, last: int, done: Callable[[int], object])
             store.folder(RUN).sweep(stay_s=-1)
 
 
-@dataclass
-class Outcome:
-    """What a fault left.
-
-    Attributes:
-        met: whether the fault came before the run's end.
-        lost: acknowledged iterations that are not there, and checkpoints.
-        halves: iterations of which a table lacks rows or has them twice, and checkpoints by halves.
-        identical: whether the resumed run ended as an undisturbed one.
-    """
-
-    met: bool
-    lost: int
-    halves: int
-    identical: bool
-
-
-def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Outcome:
+def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Counter[str]:
     """Record a run until the fault, look at it, and resume it to its end.
 
     Args:
         kind: `kill`, `full` or `torn`.
         at: after so many calls that change the disk.
         undisturbed: contents of the undisturbed run's tables.
+
+    Returns:
+        The figures of `faults`; nothing where the run ended before the fault.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = new_store(folder)
@@ -146,7 +133,8 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Outcome:
         os.close(writing)
         with os.fdopen(reading, "rb") as acknowledged:
             promised = max(acknowledged.read(), default=0)
-        status = os.waitpid(child, 0)[1]
+        if os.waitpid(child, 0)[1] == 0:
+            return Counter()
         if kind == "torn":
             with (store.folder(RUN).path / EVENTS_FILE).open("ab") as events:
                 events.write(b'{"happened_at": 1.0, "ki')
@@ -157,7 +145,8 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Outcome:
         halves += 0 if newest is None else len(newest.rejected)
         store.discard_after(RUN, resumed_after)
         drive(store, resumed_after + 1, ITERATIONS, lambda i: None)
-        return Outcome(status != 0, lost, halves, contents(store) == undisturbed)
+        identical = contents(store) == undisturbed
+        return Counter(faults=1, iterations_lost=lost, halves_visible=halves, resumed=1, identical=identical)
 
 
 def look(store: RunStore) -> tuple[set[int], int]:
@@ -204,25 +193,24 @@ def _fail_at(kind: str, at: int) -> None:
     sys.addaudithook(watch)
 
 
-def faults(count: int) -> dict[str, Any]:
-    """Faults at random calls, of all kinds."""
+def faults(count: int) -> dict[str, int]:
+    """Faults at random calls, of all kinds.
+
+    Returns:
+        Their number; acknowledged iterations and checkpoints that are not there; iterations of which a table
+        lacks rows or has them twice, and checkpoints by halves; runs that were resumed; of these, those that
+        ended as an undisturbed one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = new_store(folder)
         drive(store, 1, ITERATIONS, lambda i: None)
         undisturbed = contents(store)
-    dice = random.Random(1)
-    outcomes: list[Outcome] = []
-    while sum(outcome.met for outcome in outcomes) < count:
-        kind = ("kill", "full", "torn")[len(outcomes) % 3]
-        outcomes.append(fault(kind, dice.randint(1, 420), undisturbed))
-    met = [outcome for outcome in outcomes if outcome.met]
-    return {
-        "faults": len(met),
-        "iterations_lost": sum(outcome.lost for outcome in met),
-        "halves_visible": sum(outcome.halves for outcome in met),
-        "resumed": len(met),
-        "identical": sum(outcome.identical for outcome in met),
-    }
+    dice, kinds = random.Random(1), itertools.cycle(("kill", "full", "torn"))
+    names = ("faults", "iterations_lost", "halves_visible", "resumed", "identical")
+    found: Counter[str] = Counter(dict.fromkeys(names, 0))
+    while found["faults"] < count:
+        found.update(fault(next(kinds), dice.randint(1, 420), undisturbed))
+    return dict(found)
 
 
 def _read(path: str, queries: int, found: Any) -> None:

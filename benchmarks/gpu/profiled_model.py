@@ -94,15 +94,9 @@ class ProfiledModel:
 
         A kernel that is named need not be among the deterministic ones that workers choose from.
         """
-        work = self._forward(size, batch)
-        if not adapters:
-            self._transformer.disable_adapters()
-        try:
-            with self._attention(backend), _kernels(deterministic and backend == _BACKEND), torch.no_grad():
-                step_s = seconds(work, self._device, warmups=2)
-        finally:
-            if not adapters:
-                self._transformer.enable_adapters()
+        work, named = self._forward(size, batch), backend != _BACKEND
+        with self._changed(backend, adapters), _kernels(deterministic and not named), torch.no_grad():
+            step_s = seconds(work, self._device, warmups=2)
         flops = self._flops(size)
         operations = batch * (flops.forward + (flops.adapters if adapters else 0))
         return {"step_s": step_s, "batch": batch, "images_per_s": batch / step_s} | self._share(
@@ -131,8 +125,15 @@ class ProfiledModel:
 
     def rollout(self, size: int) -> Figures:
         """The sampler's denoising loop with its two stochastic steps; not decoded."""
+        plan, flops, batch = self._plan, self._flops(size), self._plan.run_batch[size]
         taken_s = seconds(self._our_loop(size), self._device, repeats=1)
-        return self._loop_figures(size, taken_s) | {"need_gib": _gib(self._needs[size].generating())}
+        return {
+            "rollout_s": taken_s,
+            "batch": batch,
+            "images_per_s": batch / taken_s,
+            **self._share(batch * plan.steps * (flops.forward + flops.adapters), taken_s),
+            "need_gib": _gib(self._needs[size].generating()),
+        }
 
     def beside_diffusers(self, size: int) -> Figures:
         """The same loop and diffusers' own pipeline in turn, on the same weights and batch.
@@ -199,10 +200,7 @@ class ProfiledModel:
 
     def noise(self, size: int) -> Figures:
         """Drawing one batch's noise on the CPU, as each stochastic step does beside the GPU's work."""
-        streams, shape = (
-            [stream_of(request) for request in self._requests(size)],
-            self._model(size).latent_shape,
-        )
+        streams, shape = [stream_of(one) for one in self._requests(size)], self._model(size).latent_shape
         return {"noise_s": seconds(lambda: normal(streams, Purpose.SDE, 1, shape), torch.device("cpu"))}
 
     def train(self, size: int, checkpointing: bool = True, deterministic: bool = True) -> Figures:
@@ -325,25 +323,23 @@ class ProfiledModel:
         plan = self._plan
         return plan.shape.architecture.operations(plan.image_tokens(size), plan.text_length, plan.rank)
 
-    def _loop_figures(self, size: int, taken_s: float) -> Figures:
-        plan, batch = self._plan, self._plan.run_batch[size]
-        flops = self._flops(size)
-        operations = batch * plan.steps * (flops.forward + flops.adapters)
-        figures = {"rollout_s": taken_s, "batch": batch, "images_per_s": batch / taken_s}
-        return figures | self._share(operations, taken_s)
-
     def _share(self, operations: float, taken_s: float) -> Figures:
         """`tflops` reached, and `mfu`, their share of the limit."""
         tflops = operations / taken_s / 1e12
         return {"tflops": tflops, "mfu": tflops / self._limit if self._limit else None}
 
     @contextmanager
-    def _attention(self, backend: str) -> Iterator[None]:
+    def _changed(self, backend: str, adapters: bool) -> Iterator[None]:
+        """Within this context attention has another kernel, and adapters are on or off."""
         self._transformer.set_attention_backend(backend)
+        if not adapters:
+            self._transformer.disable_adapters()
         try:
             yield
         finally:
             self._transformer.set_attention_backend(_BACKEND)
+            if not adapters:
+                self._transformer.enable_adapters()
 
     @contextmanager
     def _checkpointing(self, wanted: bool) -> Iterator[None]:

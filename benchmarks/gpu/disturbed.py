@@ -127,15 +127,9 @@ def killed_in_mid_chunk(config: RunConfig) -> Figures:
 
 def idle_share(intervals: Sequence[StateInterval], market: str) -> float | None:
     """Share of a market's device time that is idle."""
-    seconds = {
-        idle: sum(
-            one.ended_at - one.started_at
-            for one in intervals
-            if one.market == market and (one.state == "idle") is idle
-        )
-        for idle in (True, False)
-    }
-    return seconds[True] / sum(seconds.values()) if sum(seconds.values()) else None
+    seconds = [(one.state, one.ended_at - one.started_at) for one in intervals if one.market == market]
+    whole_s = sum(taken_s for _, taken_s in seconds)
+    return sum(taken_s for state, taken_s in seconds if state == "idle") / whole_s if whole_s else None
 
 
 def between_s(intervals: Sequence[StateInterval]) -> float:

@@ -5,8 +5,6 @@ The images are those of the same held-out prompts and seeds before and after.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from PIL import Image
 
@@ -69,16 +67,7 @@ def picture(evaluation: Evaluation) -> Image.Image:
     Their file has no tags and was drawn in no order: its head stands for all of it.
     """
     images = [sample.image_HWC for sample in evaluation.samples[:_SHOWN]]
-    grid = Image.fromarray(_rows(images))
+    blanks = [np.full_like(images[0], 255)] * (-len(images) % _COLUMNS)
+    rows_RNHWC = np.stack([*images, *blanks]).reshape(-1, _COLUMNS, *images[0].shape)
+    grid = Image.fromarray(np.concatenate([np.concatenate(row_NHWC, axis=1) for row_NHWC in rows_RNHWC]))
     return grid.resize((grid.width * _SCALE, grid.height * _SCALE), Image.Resampling.NEAREST)
-
-
-def _rows(images: Sequence[np.ndarray]) -> np.ndarray:
-    blank = np.full_like(images[0], 255)
-    filled = [*images, *[blank] * (-len(images) % _COLUMNS)]
-    return np.concatenate(
-        [
-            np.concatenate(filled[first : first + _COLUMNS], axis=1)
-            for first in range(0, len(filled), _COLUMNS)
-        ]
-    )

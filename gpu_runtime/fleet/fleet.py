@@ -63,7 +63,7 @@ class Fleet:
         """Counts of what phases have lost, repeated and saved since the start."""
         self._beside_training = False
         self._window = LiveWindow()
-        self._others: int | None = None  # devices that roll out and do not train; None until they are counted
+        self._trainers_go_on: bool | None = None  # None until they are asked again
         self.collector = Collector()
         """Collects what devices, groups, standbys and judges do, for the run's record."""
         self.collector.book_at_close(self._book_notes)
@@ -204,12 +204,13 @@ class Fleet:
         """Return True if a device takes requests of a phase now: trainers may have something better to do."""
         if not self._config.runtime.trainers_leave or other is None or device not in self.trainers:
             return True
-        if self._others is None:
-            self._others = sum(
+        if self._trainers_go_on is None:
+            others = sum(
                 one.holds == version and one.stays and one not in self.trainers for one in self._available
             )
-        batches = self._dispatcher.work_left().steps / self._config.sampling.rollout_steps
-        return self._window.goes_on(batches, self._others, other.left_s)
+            batches = self._dispatcher.work_left().steps / self._config.sampling.rollout_steps
+            self._trainers_go_on = self._window.goes_on(batches, others, other.left_s)
+        return self._trainers_go_on
 
     def do(self, phase: Phase, beside: Phase | None = None, other: OtherWork | None = None) -> None:
         """Run a phase on the devices that hold its weights, alone or in groups.
@@ -275,7 +276,7 @@ class Fleet:
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Return True if the cluster has more devices; each works alone."""
-        self._others = None  # each look of the loop begins here
+        self._trainers_go_on = None  # each look of the loop begins here
         self._follow_capacity()
         return self._provisioner.has_more_devices()
 

@@ -39,7 +39,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exploration.arms import arm_config
+from benchmarks.exploration.arms import TASKS, arm_config
 from benchmarks.exploration.curve_store import KEPT, CurveStore, add_curve_options
 from benchmarks.exploration.exploration_auto import CASES, FIXED, RECIPE, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
@@ -81,11 +81,6 @@ class Point:
     def name(self) -> str:
         """Name in the result."""
         return f"{self.task}, {self.strategy}, {self.prompts} of {self.explored}"
-
-    @property
-    def signal(self) -> str:
-        """`graded` or `exact`."""
-        return "graded" if self.task.endswith("graded") else "exact"
 
 
 STRATEGIES = ("off_policy", "stale")
@@ -153,7 +148,7 @@ def summarise(points: Mapping[Point, Mapping[str, Any]], predictions: Mapping[st
         "exponent": predictions["exponent"],
         "map": [
             {
-                **asdict(point), "signal": point.signal, "predicted_before": point in PREDICTED,
+                **asdict(point), "signal": TASKS[point.task].signal, "predicted_before": point in PREDICTED,
                 "predicted": predicted[point]["gain"], "measured": gain,
                 "error": round(errors[point], 3) if gain["median"] else None,
             }

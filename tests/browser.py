@@ -152,34 +152,48 @@ def overprinted(page: Page) -> list[str]:
     return page.evaluate(_OVERPRINTED)
 
 
-def photograph(page: Page, path: Path, at_most_px: int | None = None) -> int:
-    """Save two pictures of a page of the dashboard: light, and `-dark` as on a system with dark windows.
+@dataclass(frozen=True)
+class Album:
+    """Pictures of pages, kept in a folder; without one, only those are taken whose colours are counted."""
 
-    Args:
-        page: what to photograph; all of it, so the window is made as high as what it shows.
-        path: where to; PNG.
-        at_most_px: what is further down than this is left out.
+    folder: Path | None
 
-    Returns:
-        How many different colours the light picture has: hundreds, where its plots are drawn.
-    """
-    shown = int(page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight"))
-    size = page.viewport_size
-    assert size is not None
-    page.set_viewport_size({"width": size["width"], "height": min(shown, at_most_px or shown)})
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(1000)  # the plots are laid out anew
-    save_picture(page, path.with_stem(f"{path.stem}-dark"))
-    page.emulate_media(color_scheme="light")
-    page.wait_for_timeout(1000)
-    return save_picture(page, path)
+    def keep(self, page: Page, name: str, at_most_px: int | None = None) -> None:
+        """Photograph a page if pictures are kept."""
+        if self.folder is not None:
+            self.photograph(page, name, at_most_px)
 
+    def photograph(self, page: Page, name: str, at_most_px: int | None = None) -> int:
+        """Picture a page of the dashboard; one that is kept also `-dark`, as on a system with dark windows.
 
-def save_picture(page: Page, path: Path) -> int:
-    """Save what the window shows, with few enough colours for a document; as `photograph` otherwise."""
-    whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    whole.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-    return len(whole.getcolors(whole.width * whole.height) or [])
+        Args:
+            page: what to photograph; all of it, so the window is made as high as what it shows.
+            name: of the file; PNG.
+            at_most_px: what is further down than this is left out.
+
+        Returns:
+            How many different colours the light picture has: hundreds, where its plots are drawn.
+        """
+        shown = int(page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight"))
+        size = page.viewport_size
+        assert size is not None
+        page.set_viewport_size({"width": size["width"], "height": min(shown, at_most_px or shown)})
+        if self.folder is not None:
+            page.emulate_media(color_scheme="dark")
+            page.wait_for_timeout(1000)  # the plots are laid out anew
+            stem, _, ending = name.rpartition(".")
+            self.save(page, f"{stem}-dark.{ending}")
+            page.emulate_media(color_scheme="light")
+        page.wait_for_timeout(1000)
+        return self.save(page, name)
+
+    def save(self, page: Page, name: str) -> int:
+        """Picture what the window shows, in few enough colours for a document; as `photograph` otherwise."""
+        whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        if self.folder is not None:
+            few = whole.quantize(_COLOURS, dither=Image.Dither.NONE)
+            few.save(self.folder / name, optimize=True)
+        return len(whole.getcolors(whole.width * whole.height) or [])
 
 
 def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

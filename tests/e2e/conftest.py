@@ -9,7 +9,7 @@ import pytest
 
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.browser import NewPage, chromium, dashboard
+from tests.browser import Album, NewPage, chromium, dashboard
 from tests.sample_run import write_sample_run
 
 
@@ -56,9 +56,10 @@ def new_page() -> Iterator[NewPage]:
 
 
 @pytest.fixture
-def album(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where a test puts its pictures, each under the same name every time: `--pictures FOLDER` keeps them."""
+def album(request: pytest.FixtureRequest) -> Album:
+    """The pictures that a test takes, each under the same name every time: `--pictures FOLDER` keeps them."""
     kept = request.config.getoption("--pictures")
-    folder = Path(kept) if kept else tmp_path
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    folder = Path(kept) if kept else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return Album(folder)

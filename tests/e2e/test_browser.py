@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
-from tests.browser import NewPage, await_plots, dashboard, find_chromium, open_page, photograph
+from tests.browser import Album, NewPage, await_plots, dashboard, find_chromium, open_page
 
 pytestmark = [
     pytest.mark.browser,
@@ -41,7 +41,7 @@ _DRAWN = "Settings and environment", 8
 """The last text of a run's first page, and the number of its plots."""
 
 
-def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: str, album: Path):
+def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: str, album: Album):
     with new_page() as page:
         open_page(page, f"{url}/?run=glyphs-1", *_DRAWN)
         body = page.locator("body")
@@ -65,17 +65,17 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
         assert page.locator(".sl-good").count() > 0
         page.get_by_text("Exact matches", exact=True).click()
         page.locator(".ytitle", has_text="Exact matches (share)").first.wait_for()
-        colours = photograph(page, album / "sample-convergence.png")
+        colours = album.photograph(page, "sample-convergence.png")
     assert colours > 300
 
 
 @pytest.mark.slow
-def test_a_run_stays_chosen_between_pages(new_page: NewPage, url: str, album: Path):
+def test_a_run_stays_chosen_between_pages(new_page: NewPage, url: str, album: Album):
     with new_page() as page:
         open_page(page, f"{url}/seeds?run=explored", "Best and worst seeds of a prompt", 5)
         circles = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
         assert circles.count() > 10
-        colours = photograph(page, album / "sample-seeds.png")
+        colours = album.photograph(page, "sample-seeds.png")
         open_page(page, f"{url}/?run=glyphs-1", *_DRAWN)  # not the newest
         page.get_by_text("Seeds", exact=True).first.click()
         page.get_by_text("This run does not explore").wait_for()
@@ -89,7 +89,7 @@ def test_a_run_stays_chosen_between_pages(new_page: NewPage, url: str, album: Pa
 
 @pytest.mark.slow
 def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
-    new_page: NewPage, tmp_path: Path, album: Path
+    new_page: NewPage, tmp_path: Path, album: Album
 ):
     with dashboard(tmp_path / "home", tmp_path / "log") as served, new_page() as page:
         page.goto(served.url)
@@ -100,7 +100,7 @@ def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
         page.get_by_text("Download the figures").wait_for()
         text = page.inner_text("body")
         assert "for 40 iterations on 4 reserved and 8 spot devices, " in text
-        photograph(page, album / "what-if.png")
+        album.keep(page, "what-if.png")
         for folded in ("Policies compared", "Time line and ledger of a run"):
             page.get_by_text(folded).click()
         await_plots(page, "Download the figures", plots=5)
@@ -109,7 +109,7 @@ def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
         assert len(titles) == 5 and all(title.endswith("(simulated)") for title in titles)
         bars = page.locator(".js-plotly-plot").nth(1).locator(".barlayer .point path")
         assert bars.count() >= 3 * 12, "three iterations of twelve devices"
-        colours = photograph(page, album / "sample-what-if.png")
+        colours = album.photograph(page, "sample-what-if.png")
         page.get_by_role("spinbutton", name="Goal: finish within (hours)").fill("4")
         page.get_by_test_id("stBaseButton-primaryFormSubmit").click()
         answer = page.get_by_text("spot devices end in 4 h: ")

@@ -10,7 +10,7 @@ import pytest
 from storage.evaluations.reproductions import write_reproduction
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.browser import NewPage, dashboard, find_chromium, open_page, overprinted, photograph
+from tests.browser import Album, NewPage, dashboard, find_chromium, open_page, overprinted
 from tests.e2e.test_evaluations_page import evaluate
 from tests.e2e.test_reproducibility_page import done
 
@@ -49,7 +49,7 @@ TILES = """[...document.querySelectorAll("[data-testid=stMetric]")].map(tile => 
     ],
 )
 def test_a_page_on_a_telephone(
-    new_page: NewPage, url: str, album: Path, address: str, name: str, last: str, plots: int, tiles: int
+    new_page: NewPage, url: str, album: Album, address: str, name: str, last: str, plots: int, tiles: int
 ):
     with new_page(width=WIDTH, height=844) as page:
         open_page(page, f"{url}/{address}", last, plots)
@@ -69,11 +69,11 @@ def test_a_page_on_a_telephone(
         assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
         height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
         assert height <= SCREENS * 844 or name == "Images", f"{height / 844:.1f} screens"
-        photograph(page, album / f"phone-{name.lower()}.png")
+        album.keep(page, f"phone-{name.lower()}.png")
 
 
 @pytest.mark.slow
-def test_the_pages_without_a_run_fit_on_a_telephone(new_page: NewPage, tmp_path: Path, album: Path):
+def test_the_pages_without_a_run_fit_on_a_telephone(new_page: NewPage, tmp_path: Path, album: Album):
     store = RunStore(Home(tmp_path / "home").ensure())
     evaluate(store, "before", None, [0.0, 0.5, 0.5])
     evaluate(store, "after", "a-run-with-a-rather-long-name-20261121-101500", [1.0, 0.5, 0.5])
@@ -89,7 +89,7 @@ def test_the_pages_without_a_run_fit_on_a_telephone(new_page: NewPage, tmp_path:
             assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
             tables = page.get_by_test_id("stDataFrame").evaluate_all(BOXES)
             assert tables and all(box["left"] >= 0 and box["right"] <= WIDTH for box in tables)
-            photograph(page, album / f"phone-{name.lower()}.png")
+            album.keep(page, f"phone-{name.lower()}.png")
 
 
 @pytest.mark.slow

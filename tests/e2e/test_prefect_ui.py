@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,7 +16,7 @@ from playwright.sync_api import Page, expect
 from flows.deployed.forms import PresetName, TrainingForm
 from flows.server.note import home_password
 from storage.record.run_store import RunStore
-from tests.browser import NewPage, find_chromium, open_page, photograph, save_picture
+from tests.browser import Album, NewPage, find_chromium, open_page
 from tests.prefect_pages import RUN_S, PrefectPages
 from tests.running_up import RunningUp
 
@@ -59,7 +58,7 @@ def explored(new_page: NewPage, up: RunningUp) -> Started:
         return Started(EXPLORED, prefect.submit())
 
 
-def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: Path):
+def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: Album):
     with new_page(1200, 1180, alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
@@ -70,7 +69,7 @@ def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: 
         prefect.choose("Preset", "glyphs-stale")
         prefect.write("Iterations", "16")
         prefect.add_to_list(["evaluation.every=4"])
-        assert save_picture(page, album / "prefect-form.png") > 100
+        assert album.save(page, "prefect-form.png") > 100
         found = re.search(r"Prefect UI: (\S+)", up.log.read_text())
         assert found is not None
         page.goto(found[1])  # what `up` has printed is this UI
@@ -96,7 +95,7 @@ def test_a_bad_value_is_refused_in_words_and_starts_nothing(new_page: NewPage, u
 
 
 def test_a_run_is_watched_from_running_to_completed(
-    new_page: NewPage, up: RunningUp, explored: Started, album: Path
+    new_page: NewPage, up: RunningUp, explored: Started, album: Album
 ):
     with new_page(1400, 1050, alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
@@ -113,18 +112,18 @@ def test_a_run_is_watched_from_running_to_completed(
         expect(page.get_by_text(re.compile(r"^\d+ Task runs$"))).to_be_visible()
         expect(page.get_by_text(f"run {explored.run_id}: iteration 0 of {ITERATIONS}")).to_be_visible()
         page.locator("canvas").first.wait_for()  # of the tasks
-        assert save_picture(page, album / "prefect-run.png") > 100
+        assert album.save(page, "prefect-run.png") > 100
         prefect.open_artifacts()
         expect(page.get_by_role("link", name="MARKDOWN links")).to_be_visible()
         last = f"{explored.run_id}: iteration {ITERATIONS} of {ITERATIONS}, reward"
         expect(page.get_by_role("link", name="progress")).to_contain_text(last)
         expect(page.get_by_text("Result of the run").first).to_be_visible()
-        assert save_picture(page, album / "prefect-artifacts.png") > 100
+        assert album.save(page, "prefect-artifacts.png") > 100
         prefect.open_newest_artifact("result")
         score = RunStore(up.home).run(explored.run_id).summary["score_after"]
         expect(page.get_by_text("score_after", exact=True)).to_be_visible()
         expect(page.get_by_text(f"{score:.6g}", exact=True).first).to_be_visible()
-        assert save_picture(page, album / "prefect-result.png") > 100
+        assert album.save(page, "prefect-result.png") > 100
 
 
 def watch_the_dashboard(page: Page, address: str) -> None:
@@ -156,7 +155,7 @@ def test_the_pages_of_a_real_run_are_drawn(
     new_page: NewPage,
     up: RunningUp,
     explored: Started,
-    album: Path,
+    album: Album,
     name: str,
     last: str,
     plots: int,
@@ -167,11 +166,11 @@ def test_the_pages_of_a_real_run_are_drawn(
         path = "" if name == "convergence" else name  # the first page has no path of its own
         open_page(page, f"{up.dashboard}/{path}?run={explored.run_id}", last, plots)
         expect(page.get_by_role("dialog")).to_have_count(0)
-        assert photograph(page, album / f"{name}.png", at_most_px) > 300
+        assert album.photograph(page, f"{name}.png", at_most_px) > 300
 
 
 def test_a_run_done_again_is_shown_and_a_drift_is_red(
-    new_page: NewPage, up: RunningUp, explored: Started, album: Path
+    new_page: NewPage, up: RunningUp, explored: Started, album: Album
 ):
     up.wait_for_end(explored.flow_run_id, RUN_S)
     again = {"reference": explored.run_id, "how": "evaluate"}
@@ -185,4 +184,4 @@ def test_a_run_done_again_is_shown_and_a_drift_is_red(
         red = page.get_by_role("alert").first
         expect(red).to_contain_text("drifted")
         expect(red).to_contain_text("sampling.evaluate_steps was 10, is 4")
-        assert photograph(page, album / "reproducibility.png") > 100
+        assert album.photograph(page, "reproducibility.png") > 100

@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.browser import NewPage, find_chromium, overprinted, save_picture
+from tests.browser import Album, NewPage, find_chromium, overprinted
 from ui.report.report import write_report
 
 pytestmark = [
@@ -49,7 +49,7 @@ def opened(page: Page, address: str) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light"), (1920, "dark")])
 def test_every_plot_is_as_wide_as_its_place(
-    new_page: NewPage, report: str, album: Path, width: int, scheme: str
+    new_page: NewPage, report: str, album: Album, width: int, scheme: str
 ):
     with new_page(width=width) as page:
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
@@ -65,21 +65,23 @@ def test_every_plot_is_as_wide_as_its_place(
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == BACKGROUNDS[scheme]
         assert overprinted(page) == []
         page.locator("h2", has_text="Devices").scroll_into_view_if_needed()
-        save_picture(page, album / f"report-{width}-{scheme}.png")
+        if album.folder is not None:
+            album.save(page, f"report-{width}-{scheme}.png")
     assert len(boxes) == PLOTS
 
 
 @pytest.mark.parametrize("paper", ["A4", "Letter"])
 def test_the_plots_fit_on_paper_and_on_the_screen_again(
-    new_page: NewPage, report: str, album: Path, paper: str
+    new_page: NewPage, report: str, album: Album, tmp_path: Path, paper: str
 ):
+    file = (album.folder or tmp_path) / f"report-{paper}.pdf"
     with new_page(width=1440) as page:
         page.emulate_media(color_scheme="dark")
         before = opened(page, report)
-        page.pdf(path=album / f"report-{paper}.pdf", format=paper, print_background=True)
+        page.pdf(path=file, format=paper, print_background=True)
         assert page.evaluate(_BOXES) == before
     titles = []
-    for sheet in pdfium.PdfDocument(album / f"report-{paper}.pdf"):
+    for sheet in pdfium.PdfDocument(file):
         width, _ = sheet.get_size()
         text = sheet.get_textpage()
         # Each glyph has its place here, also where the paper's edge cuts it off; spaces have no width.

@@ -91,13 +91,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    """A `spotlight up`; the files that use it are of the group `up`, and leave each other's runs alone."""
+    """A `spotlight up`, started in a misleading folder.
+
+    The files that use it are of the group `up`, and leave each other's runs alone.
+    """
     from storage.home import Home
-    from tests.running_up import running_up
+    from tests.running_up import misleading, running_up
 
     folder = tmp_path_factory.mktemp("up")
     folder.chmod(0o755)  # as a person makes it
-    with running_up(Home(folder)) as running:
+    with running_up(Home(folder), folder=misleading(tmp_path_factory.mktemp("started-in"))) as running:
         yield running
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
-from flows.deployed.up import left_of
+from flows.deployed.up import left_of, state_file
 from flows.server.local_server import without_prefect
 from flows.server.note import home_password
 from storage.home import Home
@@ -72,6 +73,15 @@ def spotlight(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def misleading(folder: Path) -> Path:
+    """Fill a folder with modules and settings that nothing started there may read, and with `words.txt`."""
+    for name in ("flows", "tasks", "gpu_runtime", "storage", "random", "queue", "numpy", "sqlite3"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
+    (folder / "prefect.toml").write_text("[torn")
+    (folder / "words.txt").write_text("".join(f'a sign "{word}"\n' for word in ("FAR", "CAR", "TAR", "BAR")))
+    return folder
+
+
 def client_of(home: Home) -> httpx.Client:
     """A client that knows the password of a home's Prefect server."""
     user, _, secret = home_password(home).partition(":")
@@ -89,7 +99,7 @@ class RunningUp:
 
     def __init__(self, home: Home, *options: str, folder: Path = ROOT, server_port: int = 0) -> None:
         server_port, ui_port = server_port or free_port(), free_port()
-        self.home, self.api = home, f"http://127.0.0.1:{server_port}/api"
+        self.home, self.folder, self.api = home, folder, f"http://127.0.0.1:{server_port}/api"
         self.dashboard = f"http://127.0.0.1:{ui_port}"
         self.log = home.path / "up.out"
         self.log.touch(0o600)
@@ -124,6 +134,14 @@ class RunningUp:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(PATIENCE_S)
+
+    def assert_nothing_is_left(self) -> None:
+        """It has ended: no process, no state and no listener of its own is there."""
+        assert [process.cmdline() for process in self.processes()] == []
+        assert state_file(self.home).read_text() == ""
+        for url in (self.api, self.dashboard):
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(url, timeout=5)
 
     def start_run(
         self, deployment: str, form: dict[str, Any], name: str = "", **others: Any

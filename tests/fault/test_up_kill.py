@@ -1,4 +1,4 @@
-"""However `spotlight up` ends, nothing of it is left."""
+"""However `spotlight up` ends, nothing of it is left; of Ctrl-C it is in `test_local_server.py`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import httpx
 import psutil
 import pytest
 
-from flows.deployed.up import state_file
-from storage.home import Home
+from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
-from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, RunningUp, running_up, spotlight, wait_until
+from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, running_up, spotlight, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -22,25 +21,11 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path).ensure()
 
 
-def assert_nothing_is_left(up: RunningUp) -> None:
-    assert [process.cmdline() for process in up.processes()] == []
-    assert state_file(up.home).read_text() == ""
-    for url in (up.api, up.dashboard):
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(url, timeout=5)
-
-
-def test_when_one_dies_it_says_which_and_ends_the_others(home: Home):
-    """The server, which the others need; each of them is watched in the same way."""
-    with running_up(home) as up:
-        up.child(SERVER).kill()
-        assert up.process.wait(200) == 1
-        assert up.said(f"the Prefect server ended with code -9 (log: {home.logs}")
-        assert_nothing_is_left(up)
-
-
-def test_nothing_outlives_its_kill_and_the_next_one_knows_how_its_run_ended_and_ends_by_ctrl_c(home: Home):
-    settings = ["runtime.cluster=local", "runtime.spot_workers=1", "evaluation.every=0"]
+def test_nothing_outlives_its_kill_and_the_next_one_knows_how_its_run_ended_and_ends_with_its_server(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    """It is the server that dies: the others need it, and each of them is watched in the same way."""
+    settings = ["runtime.cluster=local", "runtime.spot_workers=1", "evaluation.every=0", "tracking.to=[]"]
     form = {"preset": "smoke", "iterations": 400, "settings": settings}
     with running_up(home) as up:
         flow_run = up.start_run("post-train", form, name="killed").json()
@@ -52,15 +37,20 @@ def test_nothing_outlives_its_kill_and_the_next_one_knows_how_its_run_ended_and_
         assert row.status == "cancelled" and row.last_iteration == max(
             CheckpointStore(home.run("killed")).iterations()
         )
+    monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "https://proxy/spotlight")
     with running_up(home) as up:
+        # A person's own address of the dashboard, such as a proxy's, is what runs link to.
+        assert up.child(DEPLOYMENTS).environ()[DASHBOARD_URL_VARIABLE] == "https://proxy/spotlight"
         assert up.flow_run(flow_run["id"])["state"]["type"] == "CANCELLED"
         assert len(up.processes()) >= 3
         assert httpx.get(f"{up.dashboard}/_stcore/health", timeout=60).status_code == 200
         second = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
         assert second.returncode == 2
         assert f"runs already for {home.path} (process {up.process.pid}" in " ".join(second.stderr.split())
-        assert up.end() == 0
-        assert_nothing_is_left(up)
+        up.child(SERVER).kill()
+        assert up.process.wait(200) == 1
+        assert up.said(f"the Prefect server ended with code -9 (log: {home.logs}")
+        up.assert_nothing_is_left()
 
 
 def test_down_ends_what_a_killed_one_left(home: Home):
@@ -79,6 +69,6 @@ def test_down_ends_what_a_killed_one_left(home: Home):
         ended = spotlight(home, "down")
         assert ended.returncode == 0, ended.stderr
         wait_until("all are gone", lambda: not up.processes())
-        assert_nothing_is_left(up)
+        up.assert_nothing_is_left()
         assert "no process of `spotlight up` is left" in spotlight(home, "down").stdout
     assert not psutil.pid_exists(up.process.pid)

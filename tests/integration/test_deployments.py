@@ -12,19 +12,18 @@ import pytest
 
 from benchmarks.people.attack import Target, attack, attack_dashboard
 from storage.evaluations.reproductions import reference_of
-from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tasks.comparison import compare
 from tests.listening import beyond_this_machine, kinds_of_ray, listening
 from tests.private_files import open_to_others
-from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, RunningUp, running_up, spotlight, wait_until
+from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, RunningUp, spotlight, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
 
 SETTINGS = (
     "evaluation.prompts=4", "evaluation.every=0", "runtime.spot_workers=1",
-    "runtime.scorer_workers=1", "runtime.history=true", "runtime.cluster=local",
+    "runtime.scorer_workers=1", "runtime.history=true", "runtime.cluster=local", "tracking.to=[]",
 )  # fmt: skip
 
 
@@ -115,7 +114,9 @@ def test_a_foreign_page_writes_starts_and_reads_nothing(up: RunningUp, tmp_path:
 
 
 def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: RunningUp):
-    form = {"preset": "smoke", "iterations": 1, "settings": list(SETTINGS)}
+    """Of the folder that `up` is started in, only the named file is read."""
+    tracked = [*SETTINGS, 'tracking.to=["mlflow"]']
+    form = {"preset": "smoke", "iterations": 1, "settings": [*tracked, "prompts.train=words.txt"]}
     flow_run = up.start_run("post-train", form, name="by-api").json()
     assert flow_run["state"]["name"] == "Scheduled"
     assert up.wait_for_end(flow_run["id"])["type"] == "COMPLETED"
@@ -138,7 +139,8 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
     assert table["run_id"] == "by-api"
     assert float(table["score_after"]) == pytest.approx(row.summary["score_after"], abs=1e-5)
 
-    sets = [part for setting in ("iterations=1", *SETTINGS) for part in ("--set", setting)]
+    settings = ("iterations=1", *tracked, f"prompts.train={up.folder}/words.txt")
+    sets = [part for setting in settings for part in ("--set", setting)]
     done = spotlight(up.home, "train", "--preset", "smoke", "--run-id", "by-hand", *sets)
     assert done.returncode == 0, done.stderr
     assert up.api.removesuffix("/api") in done.stdout, "the command uses the server of `up`"
@@ -189,21 +191,3 @@ def test_nothing_of_a_home_is_readable_by_others(up: RunningUp):
     ]:
         assert next(up.home.path.rglob(kind), None), f"{kind} is there"
     assert open_to_others(up.home.path) == []
-
-
-def test_of_the_folder_that_it_is_started_in_only_named_files_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "https://proxy/spotlight")
-    (folder := tmp_path / "own").mkdir()
-    for name in ("flows", "tasks", "gpu_runtime", "storage", "random", "queue", "numpy", "sqlite3"):
-        (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
-    (folder / "prefect.toml").write_text("[torn")
-    (folder / "words.txt").write_text("".join(f'a sign "{word}"\n' for word in ("FAR", "CAR", "TAR", "BAR")))
-    form = {"preset": "smoke", "iterations": 1, "settings": [*SETTINGS, "prompts.train=words.txt"]}
-    with running_up(Home(tmp_path / "home").ensure(), folder=folder) as up:
-        flow_run = up.start_run("post-train", form).json()
-        state = up.wait_for_end(flow_run["id"])
-        # A person's own address of the dashboard, such as a proxy's, is what runs link to.
-        assert up.child(DEPLOYMENTS).environ()[DASHBOARD_URL_VARIABLE] == "https://proxy/spotlight"
-    assert state["type"] == "COMPLETED", state["message"]

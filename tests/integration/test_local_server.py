@@ -82,6 +82,7 @@ def test_an_up_beside_a_busy_run_uses_its_server_and_goes_on_with_its_own(home: 
         flow_run = up.start_run("post-train", form).json()
         assert up.wait_for_end(flow_run["id"])["type"] == "FAILED", "its runs are started, and heard of"
         assert up.end() == 0
+        up.assert_nothing_is_left()
 
 
 @pytest.mark.slow

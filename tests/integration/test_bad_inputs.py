@@ -1,7 +1,7 @@
 """Every input of the list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
 
-They run together in one process, and those that a library has to be asked about in another. A sample of
-each kind then runs as a person types it.
+They run together in one process, and those that a library has to be asked about in another. One of each
+command, and one of the latter, then runs as a person types it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import pytest
 from tests.refusals import HANG_S, entries, prepare
 
 ENTRIES = entries()
-SAMPLE = list({entry["kind"]: entry for entry in reversed(ENTRIES)}.values())
-"""The first of each kind."""
+SAMPLE = list({
+    (entry["command"].partition(" ")[0], entry.get("loads", False)): entry for entry in reversed(ENTRIES)
+}.values())  # fmt: skip
+"""The first of each command."""
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADING = "settings are wrong:"
@@ -70,8 +72,8 @@ def test_it_is_refused(entry: dict[str, Any]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", SAMPLE, ids=lambda entry: entry["kind"])
-def test_a_sample_of_each_kind_as_it_is_typed(entry: dict[str, Any], record_property: Any):
+@pytest.mark.parametrize("entry", SAMPLE, ids=lambda entry: entry["what"])
+def test_one_of_each_command_as_it_is_typed(entry: dict[str, Any], record_property: Any):
     with tempfile.TemporaryDirectory() as folder:
         arguments, environment = prepare(entry, Path(folder))
         began = time.monotonic()

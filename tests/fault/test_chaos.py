@@ -22,7 +22,7 @@ SETTINGS = (
     "iterations=3", "sampling.batch_size=4", "runtime.commit_steps=1", "runtime.scorer_workers=1",
     "runtime.cluster=local", "algorithm.prompts_per_iteration=4", "algorithm.group_size=4",
     "sampling.rollout_steps=4", "sampling.evaluate_steps=4", "sampling.window_size=3",
-    "sampling.window_stop=3", "evaluation.prompts=4", "evaluation.every=0",
+    "sampling.window_stop=3", "evaluation.prompts=4", "evaluation.every=0", "tracking.to=[]",
 )  # fmt: skip
 FAULTS = [
     {"kind": "kill_while_committing", "iteration": 0, "phase": "rollout"},
@@ -79,7 +79,7 @@ def test_a_run_of_clips_keeps_its_promises_under_three_faults(home, tmp_path):
 def test_a_run_keeps_its_promises_while_instances_come_and_go(home, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n30000,add,b\n60000,remove,a\n120000,remove,b\n")
-    result = chaos(home, "smoke", "--trace", str(trace), "--set", "iterations=4")
+    result = chaos(home, "smoke", "--trace", str(trace), "--set", "iterations=4", "--set", "tracking.to=[]")
     assert (result["trace"], result["instances_in_trace"], result["most_at_once"]) == ("trace.csv", 2, 2)
     assert result["faults"] == result["instances_removed"] >= 1
     assert result["instances_added"] + result["instances_skipped"] >= result["instances_removed"]

@@ -25,7 +25,10 @@ from storage.record.run_store import RunStore
 from tests.running_up import client_of, wait_until
 from tests.terminal import CTRL_C, Terminal
 
-SETTINGS = ("iterations=400", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
+SETTINGS = (
+    "iterations=400", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0",
+    "tracking.to=[]",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

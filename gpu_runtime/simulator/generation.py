@@ -24,7 +24,7 @@ from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
-from gpu_runtime.simulator.training_feed import SimulatedFeed
+from gpu_runtime.simulator.simulated_feed import SimulatedFeed
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop, VirtualCalls, ticks
 from gpu_runtime.spot.notices.notice import Notice
 from storage.config.runtime import RuntimeConfig

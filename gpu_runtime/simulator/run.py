@@ -27,8 +27,8 @@ from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import NEVER, PushDispatch
 from gpu_runtime.simulator.renting import Renting
+from gpu_runtime.simulator.simulated_feed import SimulatedFeed
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
-from gpu_runtime.simulator.training_feed import SimulatedFeed
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig

@@ -33,7 +33,7 @@ GPU = "gpu_day"
 """The result that documents speak of by its figures alone, so that it needs no judgement."""
 RENEW = "python -m benchmarks.measurements"
 GONE = ("objectives",)
-"""Benchmarks whose code is gone: the commands of their results run at the commits of these."""
+"""Benchmarks whose code is gone: the commands of their results run at the results' commits only."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"

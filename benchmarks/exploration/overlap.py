@@ -88,7 +88,9 @@ def measure(preset: str, iterations: int, strategy: str) -> tuple[pd.DataFrame, 
             idle = connection.execute(_IDLE).fetchone()
     assert idle is not None
     # The first window has no forecast yet, and the last iteration nothing to explore for.
-    return rows.iloc[1:-1], float(idle[0])
+    whole = rows.iloc[1:-1]
+    assert whole.notna().all(axis=None), "each of them was followed by a rollout"
+    return whole, float(idle[0])
 
 
 def main() -> None:

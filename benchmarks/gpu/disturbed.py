@@ -121,7 +121,7 @@ def killed_in_mid_chunk(config: RunConfig) -> Figures:
     finally:
         cluster.shutdown()
     pair = [[one for one in made if isinstance(one, GeneratedSample)] for made in (whole, resumed)]
-    equal = len(pair[0]) == len(requests) and same_samples(*pair)
+    equal = len(pair[0]) == len(pair[1]) == len(requests) and same_samples(*pair)
     return {"load_s": loaded_s, "killed_in_mid_chunk": lost, "chunk_bits_equal": equal}
 
 

@@ -161,7 +161,10 @@ def _all_equal(figures: Figures) -> bool | None:
 def _begun(
     setting: Setting, report: Reporter
 ) -> tuple[Plan, torch.device, MeasuredParts, ProfiledModel | None]:
-    """Return sizes, device, and parts, and the model once the limit is known; None if it cannot be built."""
+    """Return sizes, device, measurements, and the model, None if it could not be built.
+
+    The limit is measured first.
+    """
     plan, device = TINY if setting.tiny else REAL, torch.device(setting.device)
     built: list[ProfiledModel] = []
 

@@ -43,7 +43,7 @@ class GroupFeed(OtherWork, Generic[SampleT]):
 
     @abstractmethod
     def _begin_next(self) -> Mapping[str, Future[Any]]:
-        """Begin with the next group; return a call per trainer, none if the group takes no time."""
+        """Begin with the next group; return a call per trainer, none if they have nothing to do now."""
 
     @property
     def left_s(self) -> float | None:

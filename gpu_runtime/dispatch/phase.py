@@ -125,7 +125,10 @@ class GeneratingFleet(Protocol):
         ...
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Return True if `add_ready_workers` should change groups, or add devices; `freed` by a lease."""
+        """Return True if `add_ready_workers` should change groups, or add devices; `freed` by a lease.
+
+        Each look of the loop begins with this call.
+        """
         ...
 
     def enter(self, worker: str, state: DeviceState) -> None:

@@ -25,6 +25,8 @@ class Scorer(Protocol):
 
     One with an attribute `takes_clips` that is true gets the chosen frames of a clip at once, uint8 of shape
     (F, H, W, 3), where it would get an image. Any other one gets them one by one, and the mean counts.
+
+    One with a method `move(device)` works from then on on that device, given by torch's name of it.
     """
 
     name: str
@@ -38,9 +40,6 @@ class Scorer(Protocol):
         Raises:
             PromptFileError, ConfigurationError: if so; with the value, its limits and what to do.
         """
-
-    def move(self, device: str) -> None:
-        """Work on a device from now on, given by torch's name of it; nothing changes without a model."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3) against its prompt; may raise anything."""

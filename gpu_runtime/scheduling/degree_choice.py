@@ -147,9 +147,9 @@ def choose_layout(
         if under_way or 2 * step_times.regroup_s <= TRIAL_SHARE * max(stay_s):
             return plan_layout(devices, large_first(degrees, trial), before, left.batches)
     best, best_s = stay, stay_s
-    at_once = min(left.batches, len(devices))  # then half as many batches at a time, a quarter, ...
+    at_once = largest = min(left.batches, len(devices))  # then half as many batches at a time, a quarter, ...
     while at_once:
-        layout = plan_layout(devices, usable, before, at_once)
+        layout = plan_layout(devices, usable, before, at_once, largest)
         ends_s = batch_ends_s(layout.groups, standing, left, usable, step_times.regroup_s)
         sooner = (max(ends_s), sum(ends_s)) < (max(best_s), sum(best_s))
         if sooner and _clearly_better(ends_s, stay_s, left.batches < len(stay.groups)):

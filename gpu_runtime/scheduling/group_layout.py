@@ -77,6 +77,7 @@ def plan_layout(
     step_s: Mapping[int, float],
     before: Sequence[Group] = (),
     at_once: int | None = None,
+    largest: int | None = None,
 ) -> Layout:
     """Choose the groups.
 
@@ -89,6 +90,8 @@ def plan_layout(
         at_once: number of sequences in progress at a time; None for more than there are devices. With fewer
             sequences than devices, sharing pays; with many, one device each is usually fastest. Surplus
             devices work alone, if degree 1 is measured.
+        largest: largest `at_once` asked of the same devices and groups, which then share one table; None for
+            this one.
 
     Raises:
         ConfigurationError: if a degree, a time or `at_once` is not a positive number.
@@ -109,7 +112,9 @@ def plan_layout(
         for name in names
     ]
     most = len(devices) if at_once is None else at_once
-    best = _best(tuple(sorted(rates.items())), tuple(kinds))  # the same for every `at_once`
+    bound = min(largest or most, len(devices))
+    # A power of two, so that the table lasts while the work that is left shrinks.
+    best = _best(tuple(sorted(rates.items())), tuple(kinds), 1 << max(0, bound - 1).bit_length())
     _, chosen = max((best[working] for working in best if working <= most), key=lambda entry: entry[0])
     # Survivors of a large group stay together, in order: they hold the same samples. New devices come last.
     former = {
@@ -176,13 +181,14 @@ def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 @lru_cache(maxsize=64)
 def _best(
-    rates_by_degree: _ByDegree, instances: tuple[tuple[int, _ByDegree], ...]
+    rates_by_degree: _ByDegree, instances: tuple[tuple[int, _ByDegree], ...], bound: int
 ) -> Mapping[int, tuple[_Worth, tuple[tuple[int, ...], ...]]]:
     """Return the best degrees of each instance's groups, by the number of working groups of all. Cached.
 
     Args:
         rates_by_degree: rate of each degree.
         instances: number of devices of each, and its standing groups.
+        bound: largest number of working groups of all that is of interest.
     """
     best: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {0: ((0, 0, 0, 0), ())}
     for size, standing in instances:
@@ -190,6 +196,8 @@ def _best(
         following: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {}
         for working, ((rate, idle, kept, groups), path) in best.items():
             for more, (worth, degrees) in options.items():
+                if working + more > bound:
+                    continue
                 value = rate + worth[0], idle + worth[1], kept + worth[2], groups + worth[3]
                 held = following.get(working + more)
                 if held is None or value > held[0]:

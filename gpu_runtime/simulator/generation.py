@@ -378,7 +378,7 @@ class GenerationPhase(PhaseUnderWay):
             device.device.retiring = True
 
     def _goes_on(self) -> bool:
-        """Return True if the trainers should roll out one more batch each, asked once for all of a moment."""
+        """Return True if the trainers should roll out one more batch each; decided once a look."""
         work, now = self._work, self._loop.now
         if work.window is None or self._feed is None:
             return True

@@ -205,7 +205,7 @@ class GroupedPhase(GenerationPhase):
         """Let the calls of its groups fail."""
         groups, error = self._groups_of(device), WorkerLostError(f"{device.name} is gone")
         self._grouping.gone(device)
-        for group in {*groups, *self._unmet.values()}:  # another member may have failed it before
+        for group in {*groups, *self._unmet.values()}:  # its call may have failed with another member
             if device in group.members:
                 group.failures[device.name] = error
         super().fail_calls(device)

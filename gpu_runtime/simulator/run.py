@@ -328,7 +328,11 @@ class Simulation:
     def _generate(
         self, work: PhaseWork, gate: DraftGate | None = None, feed: SimulatedFeed | None = None
     ) -> PhaseOutcome:
-        """Simulate a phase, or repeat a known one if nothing can disturb it; `feed` expects its groups."""
+        """Simulate a phase, or repeat a known one if nothing can disturb it.
+
+        Args:
+            feed: expects the groups of this rollout already; None if nothing is trained on beside it.
+        """
         self._fleet.take_in()
         loop, devices = self._loop, list(self._fleet)
         began, changes = loop.now, self._fleet.changes

@@ -102,6 +102,7 @@ class SimulatedFeed(GroupFeed[int]):
 
     def _is_judged(self, sample: int) -> bool:
         at = self._judged_at.get(sample)
+        # The trainers are asked again at the first moment that they wait for.
         if at is not None and at > self._loop.now and at not in self._wakes:
             self._wakes[at] = self._loop.at(at, self._wake)
         return at is not None and at <= self._loop.now

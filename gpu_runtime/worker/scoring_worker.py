@@ -38,17 +38,16 @@ class ScoringWorker:
         self._history = HistoryLog.beside(history, name)
         self._scorer = build_scorer(reward)
         self._judge = None if judge is None else build_scorer(judge)
-        if on_gpu:
-            import torch  # only here: scorers without a model start quicker
+        for scorer in (self._scorer, self._judge):
+            if on_gpu and (move := getattr(scorer, "move", None)):
+                import torch  # only here: scorers without a model start quicker
 
-            if not torch.cuda.is_available():
-                raise ModelError(
-                    "runtime.scorer_gpu is above 0, but torch sees no GPU in the scorer's process; check "
-                    "the driver and torch's build there, or set it to 0"
-                )
-            for scorer in (self._scorer, self._judge):
-                if scorer is not None:
-                    scorer.move("cuda")
+                if not torch.cuda.is_available():
+                    raise ModelError(
+                        "runtime.scorer_gpu is above 0, but torch sees no GPU in the scorer's process; check "
+                        "the driver and torch's build there, or set it to 0"
+                    )
+                move("cuda")
 
     def ready(self) -> bool:
         """Return, once loaded, True if the frames of a clip are judged one by one (`judges_frames`)."""

@@ -96,12 +96,12 @@ def assert_one_line(shown: str, run_id: str) -> int:
     return int(last[1])
 
 
-def stop(home: Home, server: LocalServer, run_id: str, cluster: str) -> None:
+def stop(home: Home, server: LocalServer, run_id: str, cluster: str, *settings: str) -> None:
     """Start a run, stop it in its second iteration or later, and look at what it left."""
     explores = "exploration.strategy=stale"  # a task beside the others
     # The rollout takes seconds: the signal does not find the flow between two of its tasks.
     long = "sampling.rollout_steps=200"
-    with started(home, server, run_id, cluster, explores, long) as terminal:
+    with started(home, server, run_id, cluster, explores, long, *settings) as terminal:
         terminal.wait_for("1/400")
         family = psutil.Process(terminal.process.pid).children(recursive=True)
         for _ in range(2):
@@ -123,7 +123,7 @@ def test_ctrl_c_pressed_twice(home: Home, server: LocalServer):
 
 @pytest.mark.slow
 def test_ctrl_c_pressed_twice_with_ray(home: Home, server: LocalServer):
-    stop(home, server, "ray", "ray")
+    stop(home, server, "ray", "ray", 'tracking.to=["mlflow"]')
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""However `spotlight up` ends, nothing of it is left; of Ctrl-C it is in `test_local_server.py`."""
+"""However `spotlight up` ends, nothing of it is left; Ctrl-C is tested in `test_local_server.py`."""
 
 from __future__ import annotations
 

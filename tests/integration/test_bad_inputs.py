@@ -21,9 +21,10 @@ from tests.refusals import HANG_S, entries, prepare
 
 ENTRIES = entries()
 SAMPLE = list({
-    (entry["command"].partition(" ")[0], entry.get("loads", False)): entry for entry in reversed(ENTRIES)
+    (entry["command"].partition(" ")[0], entry.get("loads", False)): entry
+    for entry in sorted(reversed(ENTRIES), key=lambda entry: "home" not in entry["kind"])
 }.values())  # fmt: skip
-"""The first of each command."""
+"""The first of each command, and of those that load a library; a wrong home only where nothing else is."""
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADING = "settings are wrong:"

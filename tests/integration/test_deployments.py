@@ -153,8 +153,8 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
 
 def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     before = set(up.processes())
-    on_ray = [*SETTINGS, "runtime.cluster=ray"]
-    form = {"preset": "smoke", "iterations": 12, "settings": on_ray}
+    on_ray = [*SETTINGS, "runtime.cluster=ray", 'tracking.to=["mlflow"]']
+    form = {"preset": "smoke", "iterations": 20, "settings": on_ray}
     flow_run = up.start_run("post-train", form, name="c").json()
     store = RunStore(up.home)
     wait_until(
@@ -171,12 +171,12 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     assert alive == [], "none outlives it"
     row = store.run("c")
     assert row.status == "cancelled"
-    assert row.last_iteration is not None and 1 <= row.last_iteration < 12
+    assert row.last_iteration is not None and 1 <= row.last_iteration < 20
     with store.reading() as connection:
         assert read_ledger(connection, "c").is_balanced
     again = up.start_run("post-train", {"resume": "c"}).json()
     assert up.wait_for_end(again["id"])["type"] == "COMPLETED"
-    assert (store.run("c").last_iteration, store.run("c").status) == (12, "finished")
+    assert (store.run("c").last_iteration, store.run("c").status) == (20, "finished")
 
 
 def test_nothing_of_a_home_is_readable_by_others(up: RunningUp):

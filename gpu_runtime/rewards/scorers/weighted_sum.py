@@ -70,9 +70,10 @@ class WeightedSum(BatchScorer):
             part.scorer.check(prompt)
 
     def move(self, device: str) -> None:
-        """Let all parts work on a device from now on."""
+        """Let the parts that can work on a device do so from now on."""
         for part in self._parts.values():
-            part.scorer.move(device)
+            if move := getattr(part.scorer, "move", None):
+                move(device)
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Judge images by all parts, one part after the other."""

@@ -10,7 +10,7 @@ from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.selection import max_variance_subset
 from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import BatchScorer, Scorer
+from gpu_runtime.rewards.protocol import BatchScorer
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 from gpu_runtime.scheduling.scores import Score, Term, part_means
@@ -23,7 +23,7 @@ IMAGES = [np.full((8, 8, 3), level, np.uint8) for level in (0, 1)]
 PROMPTS = [PromptRecord(place, f'a sign "{place}"') for place in (0, 1)]
 
 
-class Fixed(Scorer):
+class Fixed:
     """Says the same of every image; `broken` images by their level."""
 
     def __init__(self, name: str, value: float, exact: bool = False, broken: int = -1) -> None:
@@ -49,7 +49,7 @@ def test_weights_are_divided_by_their_sum_and_parts_stay_apart():
     assert score.exact  # jpeg gives no verdict
 
 
-def test_a_sum_moves_its_parts():
+def test_a_sum_moves_the_parts_that_can():
     class Model(Fixed):
         device = "cpu"
 

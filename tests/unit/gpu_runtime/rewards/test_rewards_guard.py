@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,25 @@ def test_one_failure_costs_one_score() -> None:
     assert [score.value for score in scores] == [1.0, 0.0, 0.25] and not scores[1].exact
     assert str(scores[1].error).startswith("OSError: engine gone (")
     assert [score.error for score in (scores[0], scores[2])] == [None, None]
+
+
+def test_a_scorer_without_a_base_class_judges_all_images_in_one_call() -> None:
+    class Together:
+        name = "together"
+        calls = 0
+
+        def check(self, prompt: PromptRecord) -> None: ...
+
+        def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+            raise AssertionError("asked one by one")
+
+        def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+            self.calls += 1
+            return [Score(0.5, False, "seen") for _ in images]
+
+    scorer = Together()
+    assert [score.value for score in score_each(scorer, IMAGES, PROMPTS)] == [0.5] * 3
+    assert scorer.calls == 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 1.5])

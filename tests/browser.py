@@ -180,7 +180,7 @@ class Album:
         page.set_viewport_size({"width": size["width"], "height": min(shown, at_most_px or shown)})
         if self.folder is not None:
             page.emulate_media(color_scheme="dark")
-            page.wait_for_timeout(1000)  # the plots are laid out anew
+            page.wait_for_timeout(1000)  # the plots are laid out again
             stem, _, ending = name.rpartition(".")
             self.save(page, f"{stem}-dark.{ending}")
             page.emulate_media(color_scheme="light")

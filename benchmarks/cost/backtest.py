@@ -17,7 +17,7 @@ cores with the run, so what differs in their load is in it too.
 first iteration, which warms up, is left out of both. `dollars_error`: the same of the whole bill, with start
 and evaluations. `ranking_kept`: of every two runs whose live figures differ by more than half of the wider
 interval of their simulated iterations, the simulation has the same one first, by seconds and by dollars of a
-sample; null without such a pair.
+sample; null without such a pair. `ranking_pairs` and `ranking_in_order` count them.
 `closed_form_error`: of the simulated duration, against the formula for devices that are alike and stay.
 
     SPOTLIGHT_HOME=FOLDER python -m benchmarks.backtest [--quick] [--keep]
@@ -331,6 +331,7 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
         "error_sharing_median": median(row.iteration_error for row in shared),
         "dollars_error_sharing_median": median(row.dollars_error for row in shared),
         "ranking_pairs": by_time[0] + by_usd[0],
+        "ranking_in_order": by_time[1] + by_usd[1],
         # Without such a pair nothing is ranked.
         "ranking_kept": (by_time[0] == by_time[1] and by_usd[0] == by_usd[1])
         if any((by_time[0], by_usd[0]))

@@ -91,11 +91,9 @@ class TrainingFeed(GroupFeed[_Identity]):
 
     def _begin_next(self) -> Mapping[str, Future[Any]]:
         asked = self._give_next(generates=True)
-        return (
-            {}
-            if asked is None
-            else {device.name: call for device, call in zip(asked.devices, asked.calls, strict=True)}
-        )
+        if asked is None:
+            return {}
+        return {device.name: call for device, call in zip(asked.devices, asked.calls, strict=True)}
 
     def give(self) -> None:
         """Give the trainers all judged groups, without waiting for them."""

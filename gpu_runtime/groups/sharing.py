@@ -182,7 +182,7 @@ class MeasuredFleet(GroupedFleet):
         return self._left is not None
 
     def _best_layout(self, places: Mapping[str, str], standing: Sequence[Group]) -> Layout:
-        """Return the groups that end the phase soonest, chosen anew only when an input has changed."""
+        """Return the groups that end the phase soonest, chosen again only when an input has changed."""
         assert self._left is not None, "the loop says what is left before groups are planned"
         left, times = self._left(), self._step_times
         given = places, standing, left, times.known, times.regroup_s

@@ -26,7 +26,7 @@ class Scorer(Protocol):
     One with an attribute `takes_clips` that is true gets the chosen frames of a clip at once, uint8 of shape
     (F, H, W, 3), where it would get an image. Any other one gets them one by one, and the mean counts.
 
-    One with a method `move(device)` works from then on on that device, given by torch's name of it.
+    One with a method `move(device)` works on that device, given by torch's name of it, once it is called.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Every input of the list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
 
 They run together in one process, and those that a library has to be asked about in another. One of each
-command, and one of the latter, then runs as a person types it.
+command then runs as a person types it, and one of each command that loads such a library.
 """
 
 from __future__ import annotations

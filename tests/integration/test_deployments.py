@@ -114,7 +114,7 @@ def test_a_foreign_page_writes_starts_and_reads_nothing(up: RunningUp, tmp_path:
 
 
 def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: RunningUp):
-    """Of the folder that `up` is started in, only the named file is read."""
+    """The run by the API reads only the named file in the folder where `up` was started."""
     tracked = [*SETTINGS, 'tracking.to=["mlflow"]']
     form = {"preset": "smoke", "iterations": 1, "settings": [*tracked, "prompts.train=words.txt"]}
     flow_run = up.start_run("post-train", form, name="by-api").json()

@@ -94,6 +94,15 @@ def test_each_device_is_in_one_group_or_idle_and_each_group_in_one_instance(case
     assert not (layout.idle and 1 in step_s), "who may work alone is not idle"
 
 
+@given(cases(), st.integers(0, 9))
+def test_a_table_for_more_sequences_gives_the_same_groups(case, more):
+    devices, step_s, before, at_once = case
+    largest = None if at_once is None else at_once + more
+    assert plan_layout(devices, step_s, before, at_once, largest) == plan_layout(
+        devices, step_s, before, at_once
+    )
+
+
 @given(cases())
 def test_to_plan_again_changes_nothing(case):
     devices, step_s, before, at_once = case

@@ -76,7 +76,9 @@ def test_runs_are_ranked_where_they_differ_by_more_than_the_interval():
     assert ranking(kept, lambda figures: figures.iteration_s) == (1, 1)
     swapped = [compared(10.0, 12.0, 0.9, 1.1), compared(12.0, 11.0)]
     assert ranking(swapped, lambda figures: figures.iteration_s) == (1, 0)
-    assert figures_of(swapped, [row.kept for row in swapped], 10)["ranking_kept"] is False
+    figures = figures_of(swapped, [row.kept for row in swapped], 10)
+    assert figures["ranking_kept"] is False
+    assert figures["ranking_in_order"] < figures["ranking_pairs"]
 
 
 def test_a_loss_is_discovered_after_the_removal_before_it():

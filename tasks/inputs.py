@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from gpu_runtime.exploration.registry import strategy_of
@@ -30,6 +31,8 @@ from storage.prompts.files import prompt_files, source_files
 
 _SHOWN = 12
 """The number of digits of a digest in a message."""
+
+_LARGE_BYTES = 1 << 20
 
 
 def input_digests(model: ModelConfig, prompts: PromptsConfig) -> dict[str, str]:
@@ -135,5 +138,17 @@ def _digest(path: Path) -> str:
         name = os.path.basename(os.readlink(path))
         if re.fullmatch(r"[0-9a-f]{64}", name):
             return name
+    status = path.stat()
+    facts = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return _digest_of_large(path, *facts) if status.st_size >= _LARGE_BYTES else _digest_of_content(path)
+
+
+@cache
+def _digest_of_large(path: Path, *_unchanged: int) -> str:
+    """Return the digest of a file that is read once: a resume asks twice, and 50 GB take a minute."""
+    return _digest_of_content(path)
+
+
+def _digest_of_content(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import subprocess
 import sys
@@ -223,6 +224,23 @@ def test_what_has_changed_is_named(copied_config: RunConfig, tmp_path: Path):
     with pytest.raises(ConfigurationError, match=r"prompts\.train.*model\.path") as refused:
         refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
     assert "prompts.evaluate" not in str(refused.value)
+
+
+def test_weights_are_read_once_until_they_change(copied_config: RunConfig, tmp_path: Path, monkeypatch):
+    read: list[str] = []
+    digest = hashlib.file_digest
+
+    def counted(file: io.BufferedReader, name: str) -> Any:
+        read.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    weights = tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors"
+    before, again = (input_digests(copied_config.model, copied_config.prompts) for _ in range(2))
+    assert (again, read.count(weights.name)) == (before, 1)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    assert input_digests(copied_config.model, copied_config.prompts) != before
+    assert read.count(weights.name) == 2
 
 
 def test_files_that_are_gone(copied_config: RunConfig, tmp_path: Path):

@@ -50,7 +50,9 @@ def test_readers_get_the_report_if_it_can_be_made(
     store = RunStore(Home(tmp_path).ensure())
     store.create_run("r", config, {}, 0)
     readers: Any = Ends(store.home.run("r") / REPORT)
-    Session("r", config, nothing, store, nothing, readers, ExitStack()).finish_readers()
+    session = Session("r", config, nothing, store, nothing, readers, ExitStack())
+    assert (session.first_iteration, session.last_iteration) == (1, config.iterations)
+    session.finish_readers()
     assert readers.ends == ends
     told = [(event["kind"], event["message"]) for event in store.folder("r").events()]
     assert told == ([("report", failure)] if failure else [])

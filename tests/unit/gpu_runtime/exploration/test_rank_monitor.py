@@ -25,6 +25,13 @@ def test_the_monitor_scores_again_what_the_rollout_does_not():
     assert [(d.prompt_id, d.seed_index, d.fidelity) for d in drafts] == [(4, s, "full") for s in range(1, 7)]
 
 
+def test_a_draft_that_failed_has_no_rank_to_check():
+    explorer = explorer_of(make_config(monitor_prompts=1))
+    plan = explore(explorer, 1, lambda p, s: None if s == 3 else rising(p, s))
+    monitored = {(d.prompt_id, d.seed_index) for d in explorer.monitored(plan)}
+    assert monitored == {(4, s) for s in range(8) if s not in (3, *plan.seeds[4])}
+
+
 @pytest.mark.parametrize(("now", "trusted", "spearman"), [(rising, True, 1.0), (falling, False, -1.0)])
 def test_ranks_that_turn_round_are_not_trusted(now, trusted, spearman):
     explorer = explorer_of(make_config(monitor_prompts=2))

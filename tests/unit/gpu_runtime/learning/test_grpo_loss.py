@@ -101,6 +101,7 @@ def test_groups_without_variance_are_dropped(std) -> None:
     assert found.dropped == 2
     assert found.value_PG[0].tolist() == found.value_PG[2].tolist() == [0.0, 0.0, 0.0]
     assert np.abs(found.value_PG[1]).min() > 0
+    assert group_advantages(rewards([-1e-8, 1e-8], [-2e-8, 2e-8]), std).kept_P.tolist() == [False, True]
 
 
 def test_groups_without_variance_may_be_trained_on_with_advantages_of_zero() -> None:

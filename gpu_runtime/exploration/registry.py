@@ -14,7 +14,7 @@ from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from storage.config.exploration import ExplorationConfig
-from storage.config.plugins import NoOptions, Registry, as_values, read_options
+from storage.config.plugins import NoOptions, Registry
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
@@ -47,6 +47,7 @@ STRATEGIES = Registry(
         "off_policy": StrategyPlugin(lambda options: OffPolicy()),
         "auto": StrategyPlugin(lambda options: Auto()),
     },
+    refuse=lambda config, plugin, options: plugin.build(options).check(config),
 )
 
 
@@ -56,20 +57,8 @@ def strategy_of(settings: ExplorationConfig) -> Strategy:
     Raises:
         ConfigurationError: if there is no strategy of that name, or its options are not valid.
     """
-    plugin = STRATEGIES.find(settings.strategy)
-    return plugin.build(_options(settings, plugin))
-
-
-def read_strategy_options(config: RunConfig) -> RunConfig:
-    """Return the settings with the strategy's options as they are stored.
-
-    Raises:
-        ConfigurationError: if there is no such strategy, or a setting leaves it no room.
-    """
-    options = _options(config.exploration, STRATEGIES.find(config.exploration.strategy))
-    strategy_of(config.exploration).check(config)
-    exploration = config.exploration.model_copy(update={"options": as_values(options)})
-    return config.model_copy(update={"exploration": exploration})
+    plugin, options = STRATEGIES.chosen(settings)
+    return plugin.build(options)
 
 
 def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedExplorer:
@@ -92,7 +81,3 @@ def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedEx
             f"and exploration.prompts = {config.exploration.prompts}: {error}"
         ) from error
     return explorer
-
-
-def _options(settings: ExplorationConfig, plugin: StrategyPlugin) -> Section:
-    return read_options("exploration.options", plugin.options, settings.options)

@@ -41,7 +41,7 @@ class RentedCapacity:
         self._batch_size = config.sampling.batch_size
         self._clock = clock
         most = config.runtime.spot_workers
-        assert isinstance(most, int), "read_capacity_options refuses auto"
+        assert isinstance(most, int), "CAPACITY.stored refuses auto"
         self._most = most
         drafts = strategy_of(config.exploration).drafts_beside_training
         self._used_beside = math.inf if drafts else float(config.runtime.spot_trainers)

@@ -13,8 +13,8 @@ from gpu_runtime.learning.objectives.options import (
     GuardOptions,
     NftOptions,
 )
-from storage.config.plugins import NoOptions, Registry, as_values, lazily, read_options
-from storage.config.run_config import AlgorithmConfig, EvaluationConfig, RunConfig, SamplingConfig
+from storage.config.plugins import NoOptions, Registry, lazily
+from storage.config.run_config import AlgorithmConfig, EvaluationConfig, SamplingConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
 
@@ -64,20 +64,8 @@ def build_objective(
     Raises:
         ConfigurationError: if there is no objective of that name, or one of its options is wrong.
     """
-    plugin, options = _named(algorithm)
+    plugin, options = OBJECTIVES.chosen(algorithm)
     return plugin.build(policy, sampler, sampling, algorithm.kl_weight, options)
-
-
-def read_objective_options(config: RunConfig) -> RunConfig:
-    """Return the settings with the objective's options as they are stored.
-
-    Raises:
-        ConfigurationError: if there is no such objective, or a setting does not fit it.
-    """
-    plugin, options = _named(config.algorithm)
-    plugin.check(config.sampling, config.algorithm, options)
-    algorithm = config.algorithm.model_copy(update={"options": as_values(options)})
-    return config.model_copy(update={"algorithm": algorithm})
 
 
 def keeps_reference(algorithm: AlgorithmConfig, evaluation: EvaluationConfig) -> bool:
@@ -104,13 +92,8 @@ def rows_of_sample(sampling: SamplingConfig, algorithm: AlgorithmConfig) -> floa
     Raises:
         ConfigurationError: if there is no objective of that name, or one of its options is wrong.
     """
-    plugin, options = _named(algorithm)
+    plugin, options = OBJECTIVES.chosen(algorithm)
     return plugin.rows(sampling, algorithm, options)
-
-
-def _named(algorithm: AlgorithmConfig) -> tuple[ObjectivePlugin, Section]:
-    plugin = OBJECTIVES.find(algorithm.objective)
-    return plugin, read_options("algorithm.options", plugin.options, algorithm.options)
 
 
 def _times(sampling: SamplingConfig, algorithm: AlgorithmConfig, options: AwmOptions | NftOptions) -> float:
@@ -199,4 +182,5 @@ OBJECTIVES = Registry(
             check=_check_dpo,
         ),
     },
+    refuse=lambda config, plugin, options: plugin.check(config.sampling, config.algorithm, options),
 )

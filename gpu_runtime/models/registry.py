@@ -13,7 +13,7 @@ from gpu_runtime.models.embedded.text_encoder import fitting_tokens
 from gpu_runtime.models.family_options import EditPlusOptions, WanOptions, source_count
 from gpu_runtime.models.files.hub_folder import find_folder
 from storage.config.model import EMBEDDED_PREFIX, ModelConfig
-from storage.config.plugins import NoOptions, Registry, as_values, read_options
+from storage.config.plugins import NoOptions, Registry
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
@@ -134,23 +134,13 @@ def family_of(settings: ModelConfig) -> FamilyPlugin:
     return FAMILIES.find(settings.family)
 
 
-def read_family_options(config: RunConfig) -> RunConfig:
-    """Return the settings with the family's options as they are stored.
-
-    Raises:
-        ConfigurationError: if there is no such family, or a setting does not fit it.
-    """
-    family = family_of(config.model)
+def _refuse_misfits(config: RunConfig, family: FamilyPlugin, options: Section) -> None:
     family.check(config.model)
     if config.model.frames and family.frames(config.model) is None:
         raise ConfigurationError(
             f"model.frames is {config.model.frames}, but {config.model.family} makes images; leave it out, "
             "or choose a family that makes clips, such as wan2.2"
         )
-    options = read_options("model.options", family.options, config.model.options)
-    return config.model_copy(
-        update={"model": config.model.model_copy(update={"options": as_values(options)})}
-    )
 
 
 def _refuse_embedded_path(settings: ModelConfig) -> None:
@@ -264,4 +254,5 @@ FAMILIES = Registry(
         ),
         **_FAMILIES,
     },
+    refuse=_refuse_misfits,
 )

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import AfterValidator, ValidationError
 
 from storage.config.errors import explain, origin_of
+from storage.config.run_config import RunConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError, quoted
 from storage.text import one_line
@@ -65,6 +66,7 @@ class Registry(Generic[Kind]):
         group: of the entry points by which installed packages add more.
         own: those of the project, by short name.
         adapt: makes one of something else that a setting names, given that name too; None where it cannot.
+        refuse: refuses settings that do not fit one and its options; raises `ConfigurationError`.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Registry(Generic[Kind]):
         group: str,
         own: Mapping[str, Kind],
         adapt: Callable[[str, object], Kind | None] = lambda name, found: None,
+        refuse: Callable[[RunConfig, Kind, Any], None] = lambda config, plugin, options: None,
     ) -> None:
         self.setting = setting
         self.group = group
         self._kind = kind
         self._own = dict(own)
         self._adapt = adapt
+        self._refuse = refuse
 
     def names(self) -> list[str]:
         """All short names: the project's own, and those of installed packages."""
@@ -108,6 +112,30 @@ class Registry(Generic[Kind]):
         raise ConfigurationError(
             f"{self._given(name, setting)}: unknown name; {hint}choose one of "
             f"{', '.join(self.names())}, or write package.module:Name or path/to/file.py:Name"
+        )
+
+    def chosen(self, settings: Any) -> tuple[Kind, Any]:
+        """Return the plug-in that a section of the settings names, and its options.
+
+        Raises:
+            ConfigurationError: there is none of that name, or one of its options is wrong.
+        """
+        section, name = self.setting.split(".")
+        plugin: Any = self.find(getattr(settings, name))
+        return plugin, read_options(f"{section}.options", plugin.options, settings.options)
+
+    def stored(self, config: RunConfig) -> RunConfig:
+        """Return the settings with the options of the plug-in that they name as they are stored.
+
+        Raises:
+            ConfigurationError: there is none of that name, one of its options is wrong, or a setting does not
+                fit it.
+        """
+        section = self.setting.split(".")[0]
+        plugin, options = self.chosen(settings := getattr(config, section))
+        self._refuse(config, plugin, options)
+        return config.model_copy(
+            update={section: settings.model_copy(update={"options": as_values(options)})}
         )
 
     def _given(self, name: str, setting: str) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.cluster.address import refuse_silent_address, refuse_unusable_folder
-from gpu_runtime.exploration.registry import build_explorer, read_strategy_options, strategy_of
-from gpu_runtime.fleet.capacity.registry import check_capacity, read_capacity_options
-from gpu_runtime.learning.registry import OBJECTIVES, read_objective_options
+from gpu_runtime.exploration.registry import STRATEGIES, build_explorer, strategy_of
+from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity
+from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.files.lora_file import check_lora
-from gpu_runtime.models.registry import family_of, read_family_options
+from gpu_runtime.models.registry import FAMILIES, family_of
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import chosen_judge, chosen_scorer, read_scorer_options
 from storage.config.errors import as_given, naming_sources
@@ -62,12 +62,12 @@ def with_read_options(
     """
     if needs_task:
         _refuse_no_task(config.reward, config.prompts)
-    readers = [read_family_options, read_objective_options, read_strategy_options, read_capacity_options]
-    if config.reward.scorer:
-        readers.insert(1, read_scorer_options)
     with naming_sources(sources or {}):
-        for read in readers:
-            config = read(config)
+        config = FAMILIES.stored(config)
+        if config.reward.scorer:
+            config = read_scorer_options(config)
+        for registry in (OBJECTIVES, STRATEGIES, CAPACITY):
+            config = registry.stored(config)
     return config
 
 

@@ -12,7 +12,7 @@ from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
 from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider
 from gpu_runtime.fleet.capacity.trace import TraceCapacity, TraceOptions
-from storage.config.plugins import NoOptions, Registry, as_values, read_options
+from storage.config.plugins import NoOptions, Registry
 from storage.config.run_config import RunConfig
 from storage.config.runtime import AUTO, FIXED_CAPACITY, RuntimeConfig
 from storage.config.section import Section
@@ -50,6 +50,21 @@ def _check_autoscaler(runtime: RuntimeConfig, options: NoOptions) -> None:
         )
 
 
+def _refuse_misfits(config: RunConfig, plugin: CapacityPlugin, options: Section) -> None:
+    runtime, named = config.runtime, f"runtime.capacity = {config.runtime.capacity!r}"
+    if plugin.build is not None and runtime.spot_workers in (0, AUTO):
+        raise ConfigurationError(
+            f"{named} decides how many spot devices there are, up to runtime.spot_workers, which is "
+            f"{runtime.spot_workers}; set it to the most that you would pay for"
+        )
+    if plugin.build is not None and config.sequence_parallel.largest > 1:
+        raise ConfigurationError(
+            f"{named} takes single devices in and gives them back, but sequence_parallel shares "
+            f"images between up to {config.sequence_parallel.largest} devices, which was never tried "
+            "together; leave one of them out"
+        )
+
+
 CAPACITY = Registry(
     "runtime.capacity",
     CapacityPlugin,
@@ -75,29 +90,8 @@ CAPACITY = Registry(
             lambda runtime, cluster, options: AutoscalerCapacity(cluster), check=_check_autoscaler
         ),
     },
+    refuse=_refuse_misfits,
 )
-
-
-def read_capacity_options(config: RunConfig) -> RunConfig:
-    """Return the settings with the provider's options in the form in which they are stored.
-
-    Raises:
-        ConfigurationError: no provider has that name, an option is wrong, or another setting conflicts.
-    """
-    runtime, named = config.runtime, f"runtime.capacity = {config.runtime.capacity!r}"
-    plugin, options = _plugin(runtime)
-    if plugin.build is not None and runtime.spot_workers in (0, AUTO):
-        raise ConfigurationError(
-            f"{named} decides how many spot devices there are, up to runtime.spot_workers, which is "
-            f"{runtime.spot_workers}; set it to the most that you would pay for"
-        )
-    if plugin.build is not None and config.sequence_parallel.largest > 1:
-        raise ConfigurationError(
-            f"{named} takes single devices in and gives them back, but sequence_parallel shares "
-            f"images between up to {config.sequence_parallel.largest} devices, which was never tried "
-            "together; leave one of them out"
-        )
-    return config.model_copy(update={"runtime": runtime.model_copy(update={"options": as_values(options)})})
 
 
 def check_capacity(runtime: RuntimeConfig) -> None:
@@ -106,7 +100,7 @@ def check_capacity(runtime: RuntimeConfig) -> None:
     Raises:
         ConfigurationError: something is missing.
     """
-    plugin, options = _plugin(runtime)
+    plugin, options = CAPACITY.chosen(runtime)
     plugin.check(runtime, options)
 
 
@@ -116,10 +110,5 @@ def build_capacity(runtime: RuntimeConfig, cluster: Cluster) -> CapacityProvider
     Raises:
         ConfigurationError: no provider has that name, or an option is wrong.
     """
-    plugin, options = _plugin(runtime)
+    plugin, options = CAPACITY.chosen(runtime)
     return None if plugin.build is None else plugin.build(runtime, cluster, options)
-
-
-def _plugin(runtime: RuntimeConfig) -> tuple[CapacityPlugin, Section]:
-    plugin = CAPACITY.find(runtime.capacity)
-    return plugin, read_options("runtime.options", plugin.options, runtime.options)

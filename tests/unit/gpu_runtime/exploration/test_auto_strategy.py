@@ -13,7 +13,7 @@ import pytest
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.measured_iterations import IterationTimes, SeedEvidence
 from gpu_runtime.exploration.plan import Note, SeedPlan
-from gpu_runtime.exploration.registry import read_strategy_options, strategy_of
+from gpu_runtime.exploration.registry import STRATEGIES, strategy_of
 from gpu_runtime.exploration.strategies.auto import Auto
 from gpu_runtime.exploration.strategies.plain import Plain
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
@@ -291,11 +291,11 @@ def test_auto_alone_of_those_that_draft_beside_training_may_have_spot_trainers()
     runtime = {"reserved_workers": 1, "spot_workers": 2, "trainer_workers": 3}
     sections = {"runtime": runtime, "algorithm": {"gradient_shards": 4}, "adaptation": {"mode": "lora"}}
     for strategy in ("auto", "plain", "fresh"):
-        read_strategy_options(RunConfig.model_validate({**sections, "exploration": {"strategy": strategy}}))
+        STRATEGIES.stored(RunConfig.model_validate({**sections, "exploration": {"strategy": strategy}}))
     for strategy in ("stale", "off_policy"):
         config = RunConfig.model_validate({**sections, "exploration": {"strategy": strategy}})
         with pytest.raises(ConfigurationError, match="spot devices cannot train and draft at the same time"):
-            read_strategy_options(config)
+            STRATEGIES.stored(config)
 
 
 def test_it_counts_what_it_would_train_on_without_drafts():
@@ -357,12 +357,12 @@ def test_without_a_device_to_draft_it_is_plain_and_says_so():
             f"iteration {iteration}: still plain from here on: no device is free to draft"
         )
     alone = {"reserved_workers": 1, "spot_workers": 0, "trainer_workers": 1}
-    read_strategy_options(RunConfig.model_validate({"runtime": alone, "exploration": {"strategy": "auto"}}))
+    STRATEGIES.stored(RunConfig.model_validate({"runtime": alone, "exploration": {"strategy": "auto"}}))
 
 
 def test_too_few_candidates_are_refused():
     with pytest.raises(ConfigurationError, match="nothing to choose from"):
-        read_strategy_options(
+        STRATEGIES.stored(
             RunConfig.model_validate(
                 {"algorithm": {"group_size": 8}, "exploration": {"strategy": "auto", "candidates": 4}}
             )

@@ -19,7 +19,7 @@ from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
+from gpu_runtime.exploration.registry import STRATEGIES, build_explorer
 from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.fleet.seed_search import SeedSearch
@@ -359,5 +359,5 @@ def test_giving_up_lets_the_next_seeds_be_rolled_out(made, stays):
 def test_cheaper_drafts_are_no_samples():
     config = make_config(strategy="off_policy", fidelities=["full", "preview-2"])
     with pytest.raises(ConfigurationError, match="a cheaper draft is no sample of the policy"):
-        read_strategy_options(config)
-    assert read_strategy_options(make_config(strategy="off_policy")).exploration.options == {}
+        STRATEGIES.stored(config)
+    assert STRATEGIES.stored(make_config(strategy="off_policy")).exploration.options == {}

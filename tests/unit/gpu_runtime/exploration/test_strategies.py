@@ -12,7 +12,6 @@ from gpu_runtime.exploration.registry import (
     STRATEGIES,
     StrategyPlugin,
     build_explorer,
-    read_strategy_options,
     strategy_of,
 )
 from gpu_runtime.exploration.strategies.stale import STALE
@@ -50,7 +49,7 @@ class RecordedDrafting:
 
 
 def config_of(strategy: str, **options: Any) -> RunConfig:
-    return read_strategy_options(make_config(strategy=strategy, options=options))
+    return STRATEGIES.stored(make_config(strategy=strategy, options=options))
 
 
 @pytest.mark.parametrize(
@@ -97,9 +96,9 @@ def test_only_what_drafts_beside_training_needs_a_device_that_does_not_train():
         )
         if refused:
             with pytest.raises(ConfigurationError, match="every device trains, so none could explore"):
-                read_strategy_options(config)
+                STRATEGIES.stored(config)
         else:
-            read_strategy_options(config)
+            STRATEGIES.stored(config)
 
 
 class LastPrompts(SeedExplorer):

@@ -19,7 +19,7 @@ from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
 from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
 from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
-from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity, read_capacity_options
+from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent
 from storage.config.run_config import RunConfig
@@ -351,11 +351,11 @@ class TestSettings:
             {"runtime": {"capacity": "command", "options": {"acquire": "true"}}}
         )
         with pytest.raises(ConfigurationError, match=r"runtime\.options\.release"):
-            read_capacity_options(config)
+            CAPACITY.stored(config)
         static = RunConfig.model_validate({"runtime": {"options": {"acquire": "true"}}})
         with pytest.raises(ConfigurationError, match=r"runtime\.options"):
-            read_capacity_options(static)
-        assert read_capacity_options(RunConfig()) == RunConfig()
+            CAPACITY.stored(static)
+        assert CAPACITY.stored(RunConfig()) == RunConfig()
         assert CAPACITY.names()[:5] == ["static", "trace", "command", "lending", "ray"]
 
     def test_what_leaves_no_room_for_a_decision_is_refused(self):
@@ -367,7 +367,7 @@ class TestSettings:
         ):
             config = RunConfig.model_validate({"runtime": runtime, **more})
             with pytest.raises(ConfigurationError) as refused:
-                read_capacity_options(config)
+                CAPACITY.stored(config)
             assert part in str(refused.value)
 
     def test_files_and_autoscalers_are_looked_for_before_a_run(self):

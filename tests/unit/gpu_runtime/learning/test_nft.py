@@ -11,7 +11,7 @@ from gpu_runtime.diffusion.noise import NoiseStream, Purpose, uniform
 from gpu_runtime.learning.objectives.nft import nft_loss
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NftOptions
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.registry import read_objective_options
+from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.learning.weights import weights_digest
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TrainingError
@@ -54,8 +54,8 @@ def test_without_noise_the_weights_are_checked_by_a_step_of_the_ode() -> None:
 def test_without_noise_only_an_objective_without_likelihood_can_train() -> None:
     without = tiny_config(sampling={"sde": "none"})
     with pytest.raises(ConfigurationError, match="no likelihood to train on"):
-        read_objective_options(without)
-    read_objective_options(
+        OBJECTIVES.stored(without)
+    OBJECTIVES.stored(
         without.model_copy(update={"algorithm": without.algorithm.model_copy(update={"objective": "nft"})})
     )
 

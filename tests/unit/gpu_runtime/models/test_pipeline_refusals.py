@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.loading import load_model, outline_model
-from gpu_runtime.models.registry import family_of, read_family_options
+from gpu_runtime.models.registry import FAMILIES, family_of
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
@@ -243,7 +243,7 @@ def test_a_distilled_hunyuan_video_is_refused(saved: Saved, refusal: Refusal, tm
 def test_frames_of_a_family_of_images(model: dict[str, str]):
     changes = [f"{name}={value}" for name, value in model.items()]
     with pytest.raises(ConfigurationError, match=r"model\.frames"):
-        read_family_options(load_config("glyphs", [*changes, "model.frames=17"], {}))
+        FAMILIES.stored(load_config("glyphs", [*changes, "model.frames=17"], {}))
 
 
 def test_statistics_of_a_vae_that_are_missing_are_not_made_up(saved: Saved, tmp_path: Path):

@@ -22,6 +22,7 @@ from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO, MOST_DEGREE
 from storage.errors import ConfigurationError, ModelError, PromptFileError
+from storage.prompts.files import PromptRecord
 from tasks.checks import preflight, quick_checks
 from tasks.checks.quick_checks import with_read_options
 from tasks.inputs import images_in_words, input_digests, refuse_changed_inputs
@@ -269,3 +270,9 @@ def test_the_images_of_an_iteration_are_those_that_it_trains_on(strategy: str, w
         "exploration": {"strategy": strategy, "prompts": 5},
     }
     assert images_in_words(RunConfig.model_validate(settings)) == words
+
+
+def test_a_run_of_pairs_alone_is_checked_by_its_first_held_out_prompt():
+    given, held_out = PromptRecord(0, "a", pair=("good.png", "bad.png")), PromptRecord(0, "b")
+    assert quick_checks.first_judged([given], [held_out]) == held_out
+    assert quick_checks.first_judged([given, PromptRecord(1, "c")], [held_out]).text == "c"

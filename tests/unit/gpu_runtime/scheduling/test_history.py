@@ -77,13 +77,16 @@ def test_more_than_the_commit_interval_is_a_broken_promise():
 
 
 def test_a_commit_that_died_on_the_way_with_its_sender_counts_besides():
-    def broken(sent: int, committed: int, reached: int = 2, why: str = "lost") -> int:
+    def broken(
+        sent: int, committed: int, reached: int = 2, why: str = "lost", resumed: int | None = None
+    ) -> int:
         story = Story().lease(0, "w").steps(0, "w", 0, reached, 1)
         if committed:
             story.driver("commit", lease=0, step=committed)
         story.tell("w", "sent", lease=0, step=sent)
         story.driver("back", lease=0, why=why).driver("lost", worker="w")
-        story.lease(1, "x", committed).steps(1, "x", committed, STEPS, 1).deliver(1)
+        begin = committed if resumed is None else resumed
+        story.lease(1, "x", begin).steps(1, "x", begin, STEPS, 1).deliver(1)
         return len(story.driver("generated").report().broken())
 
     assert broken(sent=1, committed=0) == 0, "one on the way, one not sent yet"
@@ -91,6 +94,7 @@ def test_a_commit_that_died_on_the_way_with_its_sender_counts_besides():
     assert broken(sent=0, committed=0) == 1, "it was never sent"
     assert broken(sent=3, committed=0, reached=3) == 1, "more than one commit was lost"
     assert broken(sent=1, committed=0, why="expired") == 1, "a hung worker is alive"
+    assert broken(sent=1, committed=1, resumed=0) == 1, "it had arrived"
 
 
 @pytest.mark.parametrize(("seen_before_s", "limit"), [(5.0, 1), (0.1, 2), (-1.0, 2)])

@@ -39,7 +39,7 @@ def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[flo
     Returns:
         Seconds of the processor for a pull, a commit and a delivery; seconds on the wall of each pull.
     """
-    queue: PullScheduler[SampleRequest] = PullScheduler(batch_size, _LEASE_S, 2 * batch_size)
+    queue: PullScheduler[SampleRequest] = PullScheduler(_LEASE_S)
     queue.add(
         WorkItem(request, request.kind, _STEPS, 1)
         for prompt_id in range((rounds + _MANY) * batch_size // 16 + 1)
@@ -48,7 +48,7 @@ def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[flo
         )
     )
     names = [f"spot-{number}" for number in range(devices)]
-    leases = [queue.pull(name, 0.0, 1, batch_size) for name in names]
+    leases = [queue.pull(name, 0.0, 1, batch_size, RequestKind.ROLLOUT) for name in names]
     pull_s: list[float] = []
     began = time.process_time()
     for number in range(rounds):
@@ -59,7 +59,7 @@ def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[flo
         queue.commit(lease, {request: (_STEPS // 2, number) for request in lease.requests}, now)
         queue.deliver(lease, lease.requests, now)
         asked = time.perf_counter()
-        leases[device] = queue.pull(names[device], now, 1, batch_size)
+        leases[device] = queue.pull(names[device], now, 1, batch_size, RequestKind.ROLLOUT)
         pull_s.append(time.perf_counter() - asked)
         queue.expire(now)
     return (time.process_time() - began) / rounds, pull_s

@@ -70,7 +70,7 @@ class Dispatcher:
         self._call_steps = call_steps or (lambda device, chunk, left: chunk)
         self._clock = clock
         self._history = history or HistoryLog(None, "")
-        self._scheduler = scheduler or PullScheduler[SampleRequest](batch_size, self._lease_s, batch_size)
+        self._scheduler = scheduler or PullScheduler[SampleRequest](self._lease_s)
         self.counters = self._scheduler.counters
         """Counts of what did not go as planned, over all phases."""
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
@@ -231,14 +231,14 @@ class Dispatcher:
 
     def _pull(self, phase: Phase, device: Device) -> None:
         """Let a free device start on the next requests of a phase, if it may."""
-        version, kinds = phase.version, (phase.kind,)
-        following = self._scheduler.following(version, kinds)
+        version, kind = phase.version, phase.kind
+        following = self._scheduler.following(version, kind)
         if following is None or not phase.may_pull(device, following):
             return
-        lease = self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kinds)
+        lease = self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kind)
         if lease:
             del self._idle[device.name]
-            self._fleet.enter(device.name, "explore" if phase.kind is RequestKind.EXPLORE else "rollout")
+            self._fleet.enter(device.name, "explore" if kind is RequestKind.EXPLORE else "rollout")
             self._begin(phase, device, lease)
 
     def _begin(self, phase: Phase, device: Device, lease: Lease[SampleRequest]) -> None:

@@ -18,7 +18,7 @@ from gpu_runtime.fleet.trainers import LOOK_EVERY_S
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL
 from gpu_runtime.rewards.registry import model_folders
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import PRIORITIES, Lease, RequestKind, WorkItem
+from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.history import HistoryPlace
 from gpu_runtime.worker.scoring_worker import ScoringWorker
@@ -33,7 +33,8 @@ _IMAGES_A_CALL = {
     RequestKind.EVALUATE: MOST_IMAGES_A_CALL,
     RequestKind.EXPLORE: MOST_IMAGES_A_CALL // 2,
 }
-"""Most images per call; half for drafts, as near the window's end an early answer is worth more."""
+"""Most images per call of each kind, in order of priority; half for drafts, as near the window's end an early
+answer is worth more."""
 
 _CLOSE_LIMIT_S = 10.0
 
@@ -91,8 +92,7 @@ class ScoringPool:
         self._loaded: dict[str, Future[bool]] = {}
         self._hung: dict[str, float] = {}
         # A scorer that hangs is killed, so no lease expires.
-        most = max(_IMAGES_A_CALL.values())
-        self._queue: PullScheduler[_Image] = PullScheduler(most, math.inf, most)
+        self._queue: PullScheduler[_Image] = PullScheduler(math.inf)
         self._busy: dict[
             Future[list[Score]], tuple[RemoteActor[ScoringWorker], Lease[_Image], list[_Image]]
         ] = {}
@@ -245,13 +245,11 @@ class ScoringPool:
         Where frames are judged one by one, a call has no more of them than it would have images.
         """
         frames = self._frames if self._by_frame else 1
-        for kinds in PRIORITIES:
-            for kind in kinds:
-                most = max(1, _IMAGES_A_CALL[kind] // frames)
-                share = math.ceil(self._queue.waiting(kind) / free)
-                lease = self._queue.pull(scorer, 0.0, 0, min(share, most), (kind,))
-                if lease is not None:
-                    return lease
+        for kind, images in _IMAGES_A_CALL.items():
+            share = math.ceil(self._queue.waiting(kind) / free)
+            lease = self._queue.pull(scorer, 0.0, 0, min(share, max(1, images // frames)), kind)
+            if lease is not None:
+                return lease
         return None
 
     def _settle(self, call: Future[list[Score]]) -> None:

@@ -3,23 +3,23 @@
 No clock, no Ray, no torch: time is an argument, in seconds. Invariants:
 
 - An open request waits in one lane, or is held by one valid lease; it and its lease point at each other.
+- A worker has at most one valid lease.
 - A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising steps and
   committed step, in the order in which they came.
-- The cost of a change does not depend on how many requests wait; choosing a lane costs the logarithm of the
-  number of different committed steps, by a heap.
+- The cost of a change does not depend on how many requests wait or are leased; choosing a lane costs the
+  logarithm of the number of different committed steps, by a heap.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Generic, TypeAlias
 
-from gpu_runtime.scheduling.requests import PRIORITIES, Lease, RequestKind, RequestT, WorkItem
-
-_SLACK = 64  # entries of ended leases that the heap may always hold
+from gpu_runtime.scheduling.requests import Lease, RequestKind, RequestT, WorkItem
 
 
 @dataclass(slots=True, eq=False)
@@ -56,48 +56,41 @@ class LiveLease(Generic[RequestT]):
 
 
 class LeaseBook(Generic[RequestT]):
-    """The valid leases by number (`live`) and by holder, and the order in which they expire.
+    """The valid leases, one a worker, in the order in which they expire.
 
-    `held` counts the requests that each worker holds; a worker that holds none is missing.
+    All leases last equally long and time only grows, so the one granted or renewed last expires last.
     """
 
     def __init__(self) -> None:
-        self.live: dict[int, LiveLease[RequestT]] = {}
-        self._of: dict[str, dict[int, LiveLease[RequestT]]] = {}
-        self.held: dict[str, int] = {}
-        # (expiry in seconds, number), one entry a lease, possibly too early: a renewal does not
-        # touch the heap, and an entry that comes up too early goes in again with the later time.
-        self._expiries: list[tuple[float, int]] = []
+        self._live: OrderedDict[str, LiveLease[RequestT]] = OrderedDict()
 
     def grant(self, lease: Lease[RequestT], requests: Sequence[Progress[RequestT]], expires_s: float) -> None:
-        """Enter a lease on requests that waited, in the lease's order.
+        """Enter a lease on requests that waited.
 
         Args:
-            lease: lease with its number and holder.
+            lease: lease with its number and holder, which must have none.
             requests: progress of its requests, in the lease's order.
             expires_s: time of its expiry on the scheduler's clock.
         """
-        held = dict(zip(lease.requests, requests, strict=True))
-        live = LiveLease(lease, held, expires_s)
+        live = LiveLease(lease, dict(zip(lease.requests, requests, strict=True)), expires_s)
         for progress in requests:
             progress.lease = live
-        self.live[lease.number] = live
-        self._of.setdefault(lease.holder, {})[lease.number] = live
-        self.held[lease.holder] = self.held.get(lease.holder, 0) + len(held)
-        heapq.heappush(self._expiries, (expires_s, lease.number))
-        if len(self._expiries) > 2 * len(self.live) + _SLACK:
-            # Leases that ended long before their time would fill the heap.
-            self._expiries = [(live.expires_s, number) for number, live in self.live.items()]
-            heapq.heapify(self._expiries)
+        self._live[lease.holder] = live
 
-    def of(self, worker: str) -> list[LiveLease[RequestT]]:
-        """Return a worker's leases, oldest first."""
-        return list(self._of.get(worker, {}).values())
+    def of(self, worker: str) -> LiveLease[RequestT] | None:
+        """Return a worker's valid lease; None if it has none."""
+        return self._live.get(worker)
+
+    def valid(self, lease: Lease[RequestT]) -> LiveLease[RequestT] | None:
+        """Return what a lease still holds; None if it has ended."""
+        live = self._live.get(lease.holder)
+        return live if live is not None and live.lease.number == lease.number else None
 
     def renew(self, live: LiveLease[RequestT], expires_s: float) -> None:
         """Extend a lease; it is never shortened."""
         if expires_s > live.expires_s:
             live.expires_s = expires_s
+            self._live.move_to_end(live.lease.holder)
 
     def release(self, progress: Progress[RequestT]) -> None:
         """Take a leased request from its holder; a lease ends with its last request."""
@@ -105,49 +98,24 @@ class LeaseBook(Generic[RequestT]):
         assert live is not None
         del live.held[progress.item.request]
         progress.lease = None
-        self._end(live, 1)
+        if not live.held:
+            del self._live[live.lease.holder]
 
     def close(self, live: LiveLease[RequestT]) -> list[Progress[RequestT]]:
         """End a lease, and return the requests that its holder still had."""
-        left = list(live.held.values())
-        live.held.clear()
-        for progress in left:
+        del self._live[live.lease.holder]
+        for progress in live.held.values():
             progress.lease = None
-        self._end(live, len(left))
-        return left
+        return list(live.held.values())
 
     def overdue(self, now: float) -> list[LiveLease[RequestT]]:
-        """Return leases that end at `now` or before, earliest first; the caller must close them."""
-        ended: list[LiveLease[RequestT]] = []
-        while (expiry := self.next_expiry_s) is not None and expiry <= now:
-            ended.append(self.live[heapq.heappop(self._expiries)[1]])
-        return ended
+        """Return leases that end at `now` or before, earliest first."""
+        return list(takewhile(lambda live: live.expires_s <= now, self._live.values()))
 
     @property
     def next_expiry_s(self) -> float | None:
         """Time at which the next lease ends unless it is renewed; None without leases."""
-        while self._expiries:
-            expires_s, number = self._expiries[0]
-            live = self.live.get(number)
-            if live is None:
-                heapq.heappop(self._expiries)
-            elif live.expires_s > expires_s:
-                heapq.heapreplace(self._expiries, (live.expires_s, number))
-            else:
-                return expires_s
-        return None
-
-    def _end(self, live: LiveLease[RequestT], count: int) -> None:
-        number, holder = live.lease.number, live.lease.holder
-        self.held[holder] -= count
-        if live.held:
-            return
-        del self.live[number]
-        leases = self._of[holder]
-        del leases[number]
-        # Names of workers that are gone must not accumulate.
-        if not leases:
-            del self._of[holder], self.held[holder]
+        return next((live.expires_s for live in self._live.values()), None)
 
 
 _Key = tuple[int, int]  # all denoising steps, committed ones
@@ -161,7 +129,6 @@ class _VersionQueue(Generic[RequestT]):
 
     def __init__(self) -> None:
         self.lanes: dict[_Key, _Lane[RequestT]] = {}
-        self.served = 0
         self._fresh: OrderedDict[_Key, None] = OrderedDict()
         # (minus committed steps, serial, all steps, lane): the furthest first. Lanes that have run
         # empty meanwhile are thrown away when they come up.
@@ -188,13 +155,6 @@ class _VersionQueue(Generic[RequestT]):
         self._forget_if_empty(key)
 
     @property
-    def furthest(self) -> int:
-        """Committed steps of the next request."""
-        while self._begun and not self._begun[0][3]:
-            heapq.heappop(self._begun)
-        return -self._begun[0][0] if self._begun else 0
-
-    @property
     def first(self) -> Progress[RequestT]:
         """First request that `take` returns."""
         return next(iter(self.lanes[self._next]))
@@ -209,8 +169,12 @@ class _VersionQueue(Generic[RequestT]):
     @property
     def _next(self) -> _Key:
         """Key of the lane that is served next."""
-        step = self.furthest
-        return (self._begun[0][2], step) if step else next(iter(self._fresh))
+        while self._begun and not self._begun[0][3]:
+            heapq.heappop(self._begun)
+        if not self._begun:
+            return next(iter(self._fresh))
+        minus_step, _, steps, _ = self._begun[0]
+        return steps, -minus_step
 
     def _forget_if_empty(self, key: _Key) -> None:
         if not self.lanes[key]:
@@ -219,16 +183,14 @@ class _VersionQueue(Generic[RequestT]):
 
 
 class WaitingRequests(Generic[RequestT]):
-    """The waiting requests, in the order in which workers get them.
+    """The waiting requests of each kind, in the order in which workers get them.
 
-    Rollout and evaluation come before exploration. Among equals, requests that continue from a commit come
-    first, the furthest one leading; then kinds take turns.
+    Those that continue from a commit come first, the furthest one leading.
     """
 
     def __init__(self) -> None:
         self.count = dict.fromkeys(RequestKind, 0)
         self._queues: dict[tuple[RequestKind, Hashable], _VersionQueue[RequestT]] = {}
-        self._takes = 0
 
     def add(self, progress: Progress[RequestT], first: bool = False) -> None:
         """Let a request wait in its lane: as the `first` one if it has already had its turn."""
@@ -245,49 +207,30 @@ class WaitingRequests(Generic[RequestT]):
         self._queues[kind, version].remove(progress)
         self._left(kind, version, 1)
 
-    def take(self, version: Hashable, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
+    def take(self, version: Hashable, kind: RequestKind, count: int) -> list[Progress[RequestT]]:
         """Take the next requests of one lane, at most `count`; empty when nothing fits.
 
         Args:
             version: version of the weights of all.
-            kinds: kinds that may be taken.
+            kind: kind of all.
             count: largest number of requests, at least 1.
         """
-        found = self._next(version, kinds)
-        if found is None:
+        queue = self._queues.get((kind, version))
+        if queue is None:
             return []
-        kind, queue = found
-        self._takes += 1
-        queue.served = self._takes
         taken = queue.take(count)
         self._left(kind, version, len(taken))
         return taken
 
-    def first(self, version: Hashable, kinds: Collection[RequestKind]) -> Progress[RequestT] | None:
+    def first(self, version: Hashable, kind: RequestKind) -> Progress[RequestT] | None:
         """Return the first request that `take` would return; None when nothing fits."""
-        found = self._next(version, kinds)
-        return None if found is None else found[1].first
+        queue = self._queues.get((kind, version))
+        return None if queue is None else queue.first
 
     def lanes(self, kind: RequestKind) -> list[tuple[int, int]]:
         """Return the denoising steps left of each lane's requests, and their number."""
         lanes = [queue.lanes for (one, _), queue in self._queues.items() if one is kind]
         return [(steps - step, len(lane)) for each in lanes for (steps, step), lane in each.items()]
-
-    def _next(
-        self, version: Hashable, kinds: Collection[RequestKind]
-    ) -> tuple[RequestKind, _VersionQueue[RequestT]] | None:
-        """Return the kind that is served next, and its queue."""
-        for equals in PRIORITIES:
-            there = [
-                (-queue.furthest, queue.served, kind, queue)
-                for kind in equals
-                if kind in kinds and (queue := self._queues.get((kind, version))) is not None
-            ]
-            if there:
-                # Two queues never tie to the end: their kinds differ.
-                _, _, kind, queue = min(there)
-                return kind, queue
-        return None
 
     def _left(self, kind: RequestKind, version: Hashable, count: int) -> None:
         self.count[kind] -= count

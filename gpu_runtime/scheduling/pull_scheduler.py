@@ -3,8 +3,8 @@
 Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one clock. Invariants:
 
 - A request is accepted once. A repeated delivery is dropped and counted.
-- No two valid leases hold the same request. A lease is valid until it is expired, handed back or
-  lost, and as long as part of it is undelivered; being overdue alone does not end it.
+- No two valid leases hold the same request, and no worker has two. A lease is valid until it is expired,
+  handed back or lost, and as long as part of it is undelivered; being overdue alone does not end it.
 - The committed step of a request never falls. A commit counts if it is ahead of the known one, from
   any worker: one that was given up and still computes saves the next one those steps, since a sample's
   numbers do not depend on the worker. It does not get its lease back by that.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from gpu_runtime.scheduling.open_requests import LeaseBook, LiveLease, Progress, WaitingRequests
-from gpu_runtime.scheduling.requests import ALL_KINDS, Commit, Lease, RequestKind, RequestT, WorkItem
+from gpu_runtime.scheduling.requests import Commit, Lease, RequestKind, RequestT, WorkItem
 from storage.errors import SchedulingError
 
 _COMMIT_STEPS = 4
@@ -78,24 +78,17 @@ class PullScheduler(Generic[RequestT]):
     leases cannot affect it.
 
     Args:
-        batch_size: most requests in a lease.
         lease_s: seconds after which a lease that is not renewed may be expired.
-        max_held: most requests that one worker holds, over all its leases.
 
     Raises:
-        SchedulingError: if an argument is not positive.
+        SchedulingError: if `lease_s` is not positive.
     """
 
-    def __init__(self, batch_size: int, lease_s: float, max_held: int) -> None:
-        if min(batch_size, lease_s, max_held) <= 0:
-            raise SchedulingError(
-                f"batch size {batch_size}, lease of {lease_s} s, {max_held} requests a worker: "
-                "each must be above 0"
-            )
+    def __init__(self, lease_s: float) -> None:
+        if lease_s <= 0:
+            raise SchedulingError(f"leases of {lease_s} s; let them last for more than 0 s")
         self.counters = Counters()
-        self._batch_size = batch_size
         self._lease_s = lease_s
-        self._max_held = max_held
         self._open: dict[RequestT, Progress[RequestT]] = {}
         self._count = dict.fromkeys(RequestKind, 0)
         self._waiting: WaitingRequests[RequestT] = WaitingRequests()
@@ -132,7 +125,7 @@ class PullScheduler(Generic[RequestT]):
 
     def is_valid(self, lease: Lease[RequestT]) -> bool:
         """Return True if a lease has not ended."""
-        return lease.number in self._leases.live
+        return self._leases.valid(lease) is not None
 
     def committed(self, request: RequestT) -> Commit | None:
         """Return the newest commit of an open request; None for any other."""
@@ -157,24 +150,23 @@ class PullScheduler(Generic[RequestT]):
         return self.drop([progress.item.request for progress in of_kind if progress.lease is None])
 
     def pull(
-        self, worker: str, now: float, holds: Hashable, room: int, kinds: Collection[RequestKind] = ALL_KINDS
+        self, worker: str, now: float, holds: Hashable, room: int, kind: RequestKind
     ) -> Lease[RequestT] | None:
         """Lease the next requests to a worker that holds a version and has room for so many.
 
         All are of one kind, version, number of steps and committed step. None if nothing fits or the
-        worker is full.
+        worker has a lease.
 
         Args:
             worker: name of the worker.
             now: time in seconds.
             holds: version of the weights that it holds.
-            room: most requests that it can take now.
-            kinds: kinds that it may do.
+            room: most requests that it can take.
+            kind: kind that it is to do.
         """
-        count = min(self._batch_size, room, self._max_held - self._leases.held.get(worker, 0))
-        if count <= 0:
+        if room <= 0 or self._leases.of(worker) is not None:
             return None
-        taken = self._waiting.take(holds, kinds, count)
+        taken = self._waiting.take(holds, kind, room)
         if not taken:
             return None
         item = taken[0].item
@@ -185,11 +177,9 @@ class PullScheduler(Generic[RequestT]):
         self._leases.grant(lease, taken, now + self._lease_s)
         return lease
 
-    def following(
-        self, holds: Hashable, kinds: Collection[RequestKind] = ALL_KINDS
-    ) -> WorkItem[RequestT] | None:
+    def following(self, holds: Hashable, kind: RequestKind) -> WorkItem[RequestT] | None:
         """Return the first request of the next lease; None when nothing fits. Arguments as in `pull`."""
-        progress = self._waiting.first(holds, kinds)
+        progress = self._waiting.first(holds, kind)
         return None if progress is None else progress.item
 
     def commit(
@@ -259,31 +249,30 @@ class PullScheduler(Generic[RequestT]):
         self._take_back(overdue)
         return tuple(live.lease for live in overdue)
 
-    def hand_back(self, whose: str | Lease[RequestT]) -> tuple[RequestT, ...]:
-        """End a worker's leases, or one, at a notice; return the requests that wait again."""
-        if isinstance(whose, str):
-            return self._take_back(self._leases.of(whose))
-        live = self._leases.live.get(whose.number)
-        return self._take_back([] if live is None else [live])
+    def hand_back(self, lease: Lease[RequestT]) -> tuple[RequestT, ...]:
+        """End a lease that its worker gives up; return the requests that wait again."""
+        live = self._leases.valid(lease)
+        return () if live is None else self._take_back([live])
 
     def on_worker_lost(
         self, worker: str, reached: Mapping[RequestT, int] | None = None
     ) -> tuple[RequestT, ...]:
-        """End the leases of a worker that died, and return what waits again.
+        """End the lease of a worker that died, and return what waits again.
 
         Steps of `reached` past the last commit count as redone.
         """
-        leases = self._leases.of(worker)
-        for live in leases:
-            for request, progress in live.held.items():
-                step = (reached or {}).get(request, 0)
-                self.counters.redone_steps += max(0, step - progress.step)
-        return self._take_back(leases)
+        live = self._leases.of(worker)
+        if live is None:
+            return ()
+        for request, progress in live.held.items():
+            step = (reached or {}).get(request, 0)
+            self.counters.redone_steps += max(0, step - progress.step)
+        return self._take_back([live])
 
     def _renew(
         self, lease: Lease[RequestT], requests: Collection[RequestT], now: float
     ) -> LiveLease[RequestT] | None:
-        live = self._leases.live.get(lease.number)
+        live = self._leases.valid(lease)
         held = {} if live is None else live.held  # the fast path for what is still held
         strangers = [request for request in requests if request not in held and request not in lease.requests]
         if strangers or lease.number >= self._next_number:

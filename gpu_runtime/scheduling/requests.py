@@ -21,11 +21,6 @@ class RequestKind(StrEnum):
     EXPLORE = "explore"
 
 
-ALL_KINDS = frozenset(RequestKind)
-
-PRIORITIES = ((RequestKind.ROLLOUT, RequestKind.EVALUATE), (RequestKind.EXPLORE,))
-"""Kinds in order of priority: kinds in one tuple are equals, and a tuple waits for those before it."""
-
 RequestT = TypeVar("RequestT", bound=Hashable)
 
 
@@ -117,7 +112,7 @@ class WorkItem(Generic[RequestT]):
     """A request as the scheduler sees it.
 
     Attributes:
-        kind: its purpose, which decides its priority.
+        kind: its purpose.
         steps: all denoising steps it takes, at least 1.
         version: version of the weights it must be generated with, from its first step to its last.
 

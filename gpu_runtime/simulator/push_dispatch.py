@@ -6,12 +6,12 @@ its share from the beginning, and never takes from another's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 
 from gpu_runtime.scheduling.open_requests import Progress, WaitingRequests
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import ALL_KINDS, Lease, RequestKind, WorkItem
+from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 
 NEVER = 2**62
 """Seconds; no lease expires in a simulated run, since no simulated device hangs."""
@@ -20,11 +20,11 @@ NEVER = 2**62
 class _Shares(WaitingRequests[int]):
     """Waiting batches by the worker that they are dealt to; those without a worker are in a pool."""
 
-    def __init__(self, workers: Iterable[str], version: Hashable) -> None:
+    def __init__(self, workers: Iterable[str], version: Hashable, kind: RequestKind) -> None:
         super().__init__()
         self.of: dict[str, WaitingRequests[int]] = {worker: WaitingRequests() for worker in workers}
         self.turn = ""
-        self._version = version
+        self._all = version, kind  # of all batches
         self._pool: WaitingRequests[int] = WaitingRequests()
         self._owner: dict[Progress[int], str] = {}
 
@@ -36,21 +36,21 @@ class _Shares(WaitingRequests[int]):
         self._share(progress).remove(progress)
         self.count[progress.item.kind] -= 1
 
-    def take(self, version: Hashable, kinds: Collection[RequestKind], count: int) -> list[Progress[int]]:
-        taken = self.of[self.turn].take(version, kinds, count)
+    def take(self, version: Hashable, kind: RequestKind, count: int) -> list[Progress[int]]:
+        taken = self.of[self.turn].take(version, kind, count)
         for progress in taken:
             self.count[progress.item.kind] -= 1
         return taken
 
-    def first(self, version: Hashable, kinds: Collection[RequestKind]) -> Progress[int] | None:
+    def first(self, version: Hashable, kind: RequestKind) -> Progress[int] | None:
         """Return some batch that waits; the worker that asks may have none."""
         shares = (*self.of.values(), self._pool)
-        return next((found for share in shares if (found := share.first(version, kinds))), None)
+        return next((found for share in shares if (found := share.first(version, kind))), None)
 
     def deal(self) -> None:
         """Deal out the pool, a batch to each worker in turn."""
         for worker in cycle(tuple(self.of)):
-            batch = self._pool.take(self._version, ALL_KINDS, 1)
+            batch = self._pool.take(*self._all, 1)
             if not batch:
                 return
             self._owner[batch[0]] = worker
@@ -59,7 +59,7 @@ class _Shares(WaitingRequests[int]):
     def deal_again(self, worker: str) -> None:
         """Deal the share of a worker that is gone over those left."""
         share = self.of.pop(worker, None)
-        while share is not None and (left := share.take(self._version, ALL_KINDS, 1)):
+        while share is not None and (left := share.take(*self._all, 1)):
             del self._owner[left[0]]
             self._pool.add(left[0])
         self.deal()
@@ -77,11 +77,12 @@ class PushDispatch(PullScheduler[int]):
     Args:
         workers: the workers present at first.
         version: the policy version of all batches.
+        kind: the kind of all batches.
     """
 
-    def __init__(self, workers: Sequence[str], version: Hashable) -> None:
-        super().__init__(1, NEVER, 1)
-        self._waiting = self._shares = _Shares(workers, version)
+    def __init__(self, workers: Sequence[str], version: Hashable, kind: RequestKind) -> None:
+        super().__init__(NEVER)
+        self._waiting = self._shares = _Shares(workers, version, kind)
 
     def add(self, items: Iterable[WorkItem[int]]) -> None:
         """See `PullScheduler.add`; the batches are dealt at once."""
@@ -89,7 +90,7 @@ class PushDispatch(PullScheduler[int]):
         self._shares.deal()
 
     def pull(
-        self, worker: str, now: float, holds: Hashable, room: int, kinds: Collection[RequestKind] = ALL_KINDS
+        self, worker: str, now: float, holds: Hashable, room: int, kind: RequestKind
     ) -> Lease[int] | None:
         """Return the next batch of the worker's share."""
         if worker not in self._shares.of:
@@ -98,7 +99,7 @@ class PushDispatch(PullScheduler[int]):
             if alone:
                 self._shares.deal()
         self._shares.turn = worker
-        return super().pull(worker, now, holds, room, kinds)
+        return super().pull(worker, now, holds, room, kind)
 
     def on_worker_lost(self, worker: str, reached: Mapping[int, int] | None = None) -> tuple[int, ...]:
         """See `PullScheduler.on_worker_lost`; the worker's batches are dealt over those left."""
@@ -110,8 +111,8 @@ class PushDispatch(PullScheduler[int]):
         """Deal the share of a worker that begins nothing any more over those left."""
         self._shares.deal_again(worker)
 
-    def hand_back(self, whose: str | Lease[int]) -> tuple[int, ...]:
+    def hand_back(self, lease: Lease[int]) -> tuple[int, ...]:
         """See `PullScheduler.hand_back`; batches of a worker under notice are dealt over those left."""
-        back = super().hand_back(whose)
+        back = super().hand_back(lease)
         self._shares.deal()
         return back

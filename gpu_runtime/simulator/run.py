@@ -78,7 +78,7 @@ class Simulation:
         self._loop = EventLoop()
         spot_start = times.of("spot").start
         self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss, spot_start)
-        self._scheduler: PullScheduler[int] = PullScheduler(1, NEVER, 1)
+        self._scheduler: PullScheduler[int] = PullScheduler(NEVER)
         self._forecast = WindowForecast()
         self._seeds: SeedPlan | None = None  # chosen ahead for the next iteration
         self._window_closes = 0  # tick at which the training under way ends
@@ -351,7 +351,7 @@ class Simulation:
         scheduler = self._scheduler
         if self._plan.pushes:
             there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
-            scheduler = PushDispatch(there, work.version)
+            scheduler = PushDispatch(there, work.version, work.kind)
         memory = self._grouping.memory(work.kind)
         setup = PhaseSetup(
             loop, self._fleet, self._times, self._grouping, work, self._config.runtime, scheduler, gate, feed,

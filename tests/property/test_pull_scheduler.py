@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -14,9 +15,7 @@ from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 from tests.examples import examples
 
 WORKERS = st.sampled_from(("a", "b", "c"))
-KINDS = frozenset(RequestKind)
-EXPLORE = RequestKind.EXPLORE
-LEASE_S, BATCH, MAX_HELD = 10, 3, 4
+LEASE_S = 10
 
 
 @dataclass
@@ -41,7 +40,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.queue: PullScheduler[int] = PullScheduler(BATCH, LEASE_S, MAX_HELD)
+        self.queue: PullScheduler[int] = PullScheduler(LEASE_S)
         self.open: dict[int, Known] = {}
         self.expires: dict[int, int] = {}  # valid leases
         self.holder: dict[int, str] = {}  # of all leases
@@ -67,22 +66,22 @@ class Scheduling(RuleBasedStateMachine):
         self.open |= {item.request: Known(item, leases_before=self.granted) for item in new}
 
     @rule(target=leases, worker=WORKERS, holds=st.sampled_from((1, 1, 2)), room=st.integers(0, 4),
-          kinds=st.sampled_from((KINDS, frozenset({EXPLORE}), frozenset({RequestKind.ROLLOUT}))))  # fmt: skip
-    def pull(self, worker, holds, room, kinds):
-        lease = self.queue.pull(worker, self.now, holds, room, kinds)
-        held = sum(
-            known.lease is not None and self.holder[known.lease] == worker for known in self.open.values()
-        )
-        count = min(room, BATCH, MAX_HELD - held)
+          kind=st.sampled_from(RequestKind))  # fmt: skip
+    def pull(self, worker, holds, room, kind):
+        following = self.queue.following(holds, kind)
+        lease = self.queue.pull(worker, self.now, holds, room, kind)
+        works = any(self.holder[number] == worker for number in self.expires)
         fits = [
             known for known in self.open.values()
-            if known.lease is None and known.item.version == holds and known.item.kind in kinds
+            if known.lease is None and known.item.version == holds and known.item.kind is kind
         ]  # fmt: skip
+        assert (following is None) == (not fits)
         if lease is None:
-            assert count <= 0 or not fits
+            assert works or not room or not fits
             return multiple()
-        assert lease.holder == worker and 1 <= len(lease.requests) <= count
-        self.check_leased(lease, fits, count)
+        assert not works and lease.holder == worker and 1 <= len(lease.requests) <= room
+        assert following is not None and following.request == lease.requests[0]
+        self.check_leased(lease, fits, room)
         self.granted = lease.number + 1
         self.holder[lease.number] = worker
         self.expires[lease.number] = self.now + LEASE_S
@@ -90,17 +89,16 @@ class Scheduling(RuleBasedStateMachine):
             self.open[request].lease = lease.number
         return lease
 
-    def check_leased(self, lease: Lease[int], fits: list[Known], count: int):
+    def check_leased(self, lease: Lease[int], fits: list[Known], room: int):
         """What was leased waited, is alike, comes before what was left, and is as much as could be."""
         taken = [self.open[request] for request in lease.requests]
         assert all(known in fits for known in taken)
         assert {known.alike for known in taken} == {(lease.kind, lease.version, lease.steps, lease.step)}
         assert lease.states == tuple(known.state for known in taken)
         left = [known for known in fits if known not in taken]
-        if len(taken) < count:
+        if len(taken) < room:
             assert all(known.alike != taken[0].alike for known in left)
-        urgency = (lease.kind is not EXPLORE, lease.step)
-        assert all((known.item.kind is not EXPLORE, known.step) <= urgency for known in left)
+        assert all(known.step <= lease.step for known in left)
 
     def current(self, lease: Lease[int], request: int) -> Known | None:
         known = self.open.get(request)
@@ -149,12 +147,8 @@ class Scheduling(RuleBasedStateMachine):
         self.end(over)
 
     @rule(lease=leases)
-    def hand_back_one(self, lease):
+    def hand_back(self, lease):
         assert set(self.queue.hand_back(lease)) == self.end({lease.number})
-
-    @rule(worker=WORKERS)
-    def notice(self, worker):
-        assert set(self.queue.hand_back(worker)) == self.end(self.numbers(worker))
 
     @rule(worker=WORKERS, reached=st.dictionaries(st.integers(0, 15), st.integers(0, 3)))
     def lose(self, worker, reached):
@@ -224,8 +218,8 @@ class Scheduling(RuleBasedStateMachine):
             return
         for worker in ("a", "b", "c"):
             self.queue.on_worker_lost(worker)
-        for version in (1, 2):
-            while (lease := self.queue.pull("last", self.now, version, BATCH)) is not None:
+        for version, kind in itertools.product((1, 2), RequestKind):
+            while (lease := self.queue.pull("last", self.now, version, 3, kind)) is not None:
                 for request in self.queue.deliver(lease, lease.requests, self.now):
                     del self.open[request]  # once, and only what is open
         assert not self.queue.unfinished() and not self.open

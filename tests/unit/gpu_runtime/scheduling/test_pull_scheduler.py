@@ -11,7 +11,7 @@ from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, WorkItem
 from storage.errors import SchedulingError
 
-ROLLOUT, EVALUATE, EXPLORE = RequestKind.ROLLOUT, RequestKind.EVALUATE, RequestKind.EXPLORE
+ROLLOUT, EXPLORE = RequestKind.ROLLOUT, RequestKind.EXPLORE
 LEASE_S = 10.0
 
 
@@ -19,66 +19,76 @@ def item(name: str, kind: RequestKind = ROLLOUT, steps: int = 4, version: int = 
     return WorkItem(name, kind, steps, version)
 
 
-def scheduler(*items: WorkItem[str], batch_size: int = 2, max_held: int = 8) -> PullScheduler[str]:
-    made: PullScheduler[str] = PullScheduler(batch_size, LEASE_S, max_held)
+def scheduler(*items: WorkItem[str]) -> PullScheduler[str]:
+    made: PullScheduler[str] = PullScheduler(LEASE_S)
     made.add(items)
     return made
 
 
-def pulled(queue: PullScheduler[str], worker: str = "a", now: float = 0.0) -> Lease[str]:
-    lease = queue.pull(worker, now, holds=1, room=8)
+def pulled(queue: PullScheduler[str], worker: str = "a", now: float = 0.0, room: int = 2) -> Lease[str]:
+    lease = queue.pull(worker, now, 1, room, ROLLOUT)
     assert lease is not None
     return lease
 
 
-def order(queue: PullScheduler[str], count: int) -> list[tuple[str, ...]]:
-    return [pulled(queue).requests for _ in range(count)]
+def order(queue: PullScheduler[str], count: int, room: int = 2) -> list[tuple[str, ...]]:
+    return [pulled(queue, f"worker {number}", room=room).requests for number in range(count)]
 
 
 def test_requests_are_served_in_the_order_of_their_coming():
     queue = scheduler(*map(item, ("1a", "1b", "1c", "2a", "3a")))
     assert order(queue, 3) == [("1a", "1b"), ("1c", "2a"), ("3a",)]
-    assert queue.pull("a", 0.0, holds=1, room=8) is None
-
-
-def test_rollout_and_evaluation_take_turns_and_come_before_exploration():
-    queue = scheduler(item("x", EXPLORE), batch_size=1)
-    queue.add(item(f"r{number}") for number in range(3))
-    queue.add(item(f"e{number}", EVALUATE) for number in range(3))
-    assert [name for (name,) in order(queue, 7)] == ["e0", "r0", "e1", "r1", "e2", "r2", "x"]
+    assert queue.pull("a", 0.0, 1, 2, ROLLOUT) is None
 
 
 def test_of_requests_of_different_lengths_those_that_came_first_go_first():
-    queue = scheduler(item("a4"), item("b4"), item("a8", steps=8), item("b8", steps=8), batch_size=1)
-    assert [name for (name,) in order(queue, 4)] == ["a4", "b4", "a8", "b8"]
+    queue = scheduler(item("a4"), item("b4"), item("a8", steps=8), item("b8", steps=8))
+    assert [name for (name,) in order(queue, 4, room=1)] == ["a4", "b4", "a8", "b8"]
 
 
 def test_a_lease_goes_on_from_one_committed_step_and_the_furthest_comes_first():
-    queue = scheduler(*map(item, "abc"), batch_size=4)
-    lease = pulled(queue)
+    queue = scheduler(*map(item, "abc"))
+    lease = pulled(queue, room=4)
     queue.commit(lease, {"a": (2, "at 2"), "b": (1, "at 1"), "c": (2, "at 2 too")}, 0.0)
     queue.hand_back(lease)
-    queue.add([item("e", EVALUATE)])  # it would be its turn
-    first, second = pulled(queue), pulled(queue)
+    queue.add([item("d")])  # fresh, so behind them
+    first, second, third = (pulled(queue, worker, room=4) for worker in ("a", "b", "c"))
     assert (first.requests, first.step, first.states) == (("a", "c"), 2, ("at 2", "at 2 too"))
     assert (second.requests, second.step, second.states) == (("b",), 1, ("at 1",))
+    assert (third.requests, third.step) == (("d",), 0)
 
 
-def test_exploration_that_goes_on_still_comes_after_a_fresh_rollout():
-    queue = scheduler(item("x", EXPLORE))
-    queue.commit(pulled(queue), {"x": (3, "s")}, 0.0)
-    queue.hand_back("a")
-    queue.add([item("r")])
-    assert order(queue, 2) == [("r",), ("x",)]
+def test_a_worker_has_one_lease_of_the_kind_that_it_asks_for():
+    queue = scheduler(item("x", EXPLORE), item("r"), item("later"))
+    assert queue.following(1, EXPLORE) == item("x", EXPLORE)
+    lease = pulled(queue, room=1)
+    assert lease.requests == ("r",)
+    assert queue.pull("a", 0.0, 1, 1, EXPLORE) is None
+    queue.deliver(lease, ["r"], 0.0)
+    explored = queue.pull("a", 0.0, 1, 1, EXPLORE)
+    assert explored is not None and (explored.requests, explored.kind) == (("x",), EXPLORE)
 
 
 def test_a_fresh_request_that_came_back_has_its_turn_first():
     queue = scheduler(*map(item, "0123"))
     pulled(queue, "lost")
-    pulled(queue, "alive")
+    alive = pulled(queue, "alive")
     assert queue.on_worker_lost("lost") == ("0", "1")
-    assert queue.hand_back("alive") == ("2", "3")
+    assert queue.on_worker_lost("lost") == ()
+    assert queue.hand_back(alive) == ("2", "3")
+    assert queue.hand_back(alive) == ()
     assert order(queue, 2) == [("2", "3"), ("0", "1")]
+
+
+def test_the_lease_that_was_renewed_longest_ago_expires_first():
+    queue = scheduler(*map(item, "abc"))
+    a, b, c = (pulled(queue, worker, now, room=1) for worker, now in (("a", 0.0), ("b", 1.0), ("c", 2.0)))
+    queue.commit(a, {}, 3.0)
+    assert queue.next_expiry_s == 11.0
+    assert queue.expire(12.0) == (b, c)
+    assert queue.next_expiry_s == 13.0
+    assert queue.expire(13.0) == (a,)
+    assert queue.next_expiry_s is None
 
 
 def test_a_clock_that_steps_back_does_not_shorten_a_lease():
@@ -157,8 +167,8 @@ def test_a_commit_outside_of_the_steps_is_refused_whole(step: int):
 
 
 def test_requests_of_other_leases_are_refused():
-    queue = scheduler(item("a"), item("b"), batch_size=1)
-    lease = pulled(queue)
+    queue = scheduler(item("a"), item("b"))
+    lease = pulled(queue, room=1)
     with pytest.raises(SchedulingError, match="not granted here for \\['b'\\]"):
         queue.deliver(lease, ["b"], 0.0)
     with pytest.raises(SchedulingError, match="not granted here"):
@@ -169,27 +179,27 @@ def test_requests_of_other_leases_are_refused():
 
 
 def test_settings_and_items_that_cannot_be_are_refused():
-    with pytest.raises(SchedulingError, match="each must be above 0"):
-        PullScheduler(0, 1.0, 1)
+    with pytest.raises(SchedulingError, match="leases of 0 s; let them last for more than 0 s"):
+        PullScheduler(0)
     with pytest.raises(SchedulingError, match="takes 0 steps"):
         item("a", steps=0)
 
 
 def test_a_lease_survives_the_way_to_a_worker_and_back():
     request = SampleRequest(ROLLOUT, 0, 1, 2, 3, 1, "a cube")
-    queue: PullScheduler[SampleRequest] = PullScheduler(2, LEASE_S, 2)
+    queue: PullScheduler[SampleRequest] = PullScheduler(LEASE_S)
     queue.add([WorkItem(request, ROLLOUT, 4, 1)])
-    back = pickle.loads(pickle.dumps(queue.pull("a", 0.0, 1, 2)))
+    back = pickle.loads(pickle.dumps(queue.pull("a", 0.0, 1, 2, ROLLOUT)))
     assert queue.commit(back, {back.requests[0]: (2, "s")}, 1.0) == (request,)
     assert queue.deliver(back, back.requests, 2.0) == (request,)
 
 
 def test_ended_leases_do_not_pile_up():
-    queue: PullScheduler[int] = PullScheduler(1, 1e9, 1)
+    queue: PullScheduler[int] = PullScheduler(1e9)
     queue.add(WorkItem(number, ROLLOUT, 1, 1) for number in range(1000))
-    stays = queue.pull("stays", 0.0, 1, 1)
+    stays = queue.pull("stays", 0.0, 1, 1, ROLLOUT)
     for number in range(1, 1000):
-        lease = queue.pull(f"worker {number}", 0.0, 1, 1)
+        lease = queue.pull(f"worker {number}", 0.0, 1, 1, ROLLOUT)
         assert lease is not None
         queue.deliver(lease, lease.requests, 0.0)
     assert len(pickle.dumps(queue)) < 10_000

@@ -7,11 +7,15 @@ take a second to form a group; batches are committed after every second step.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from gpu_runtime.exploration.strategies.stale import STALE
+from gpu_runtime.groups import sharing
+from gpu_runtime.scheduling.degree_choice import choose_layout
+from gpu_runtime.scheduling.group_layout import Layout
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace
@@ -151,6 +155,90 @@ def test_measured_times_find_that_sharing_is_slower():
     # The trial costs some chunks of the first rollout; after that each device works alone.
     assert slow.iterations[1:-1] == alone.iterations[1:-1]
     assert alone.iterations[0] < slow.iterations[0] < 1.3 * alone.iterations[0]
+
+
+def four_devices(shared: dict[int, float], batches: int, evaluated: int = 17, **seconds: Any) -> SimulatedRun:
+    """Evaluate so many batches, whose times are measured, then roll some out; all else takes no time."""
+    nothing = dict.fromkeys(("decode", "score", "train_sample", "weights", "start"), 0)
+    config = small_config(
+        1, batches, sequence_parallel={"rollout": "auto", "evaluate": "auto"},
+        evaluation={"every": 0, "prompts": 4 * evaluated},
+    )  # fmt: skip
+    times = times_of(shared, **nothing, regroup=0.1, **seconds)
+    return simulated(config, 4, times=times, keeps_intervals=True)
+
+
+SUPERLINEAR = {2: 0.4, 4: 0.15}
+"""One device is too small: sharing wins throughput too."""
+COSTLY = {2: 0.8, 4: 0.6}
+"""Sharing shortens an image, but costs throughput."""
+USELESS = {2: 1.1, 4: 1.2}
+
+TOGETHER = ("regroup", 0.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("shared", "batches", "rollout"),
+    [
+        (SUPERLINEAR, 16, 4 * [[TOGETHER, ("rollout", 0.1, 12.1)]]),  # as with a fixed degree
+        # Four rounds of a batch each, and the last batch is shared by all.
+        (COSTLY, 17, 4 * [[("rollout", 0.0, 20.0), ("regroup", 20.0, 20.1), ("rollout", 20.1, 23.1)]]),
+        # With fewer batches than devices, none is idle:
+        (COSTLY, 1, 4 * [[TOGETHER, ("rollout", 0.1, 3.1)]]),
+        (COSTLY, 2, 4 * [[TOGETHER, ("rollout", 0.1, 4.1)]]),  # a pair each
+        # or two of four share one of three, if it then ends sooner and the others no later.
+        ({2: 0.6, 4: 0.5}, 3, [
+            *2 * [[TOGETHER, ("rollout", 0.1, 3.1), ("idle", 3.1, 5.0)]], *2 * [[("rollout", 0.0, 5.0)]]
+        ]),
+        (USELESS, 17, [
+            [("rollout", 0.0, 25.0)], *3 * [[("rollout", 0.0, 20.0), ("idle", 20.0, 25.0)]]
+        ]),
+    ],
+)  # fmt: skip
+def test_with_known_times_devices_share_what_ends_sooner(
+    shared: dict[int, float], batches: int, rollout: list[list[tuple[str, float, float]]]
+):
+    done = four_devices(shared, batches)
+    begin_s, end_s = (end / TICKS_PER_S for *_, end in done.ends[:2])
+    found = [
+        [
+            (state, round(began - begin_s, 6), round(ended - begin_s, 6))
+            for state, began, ended in states(done, f"reserved-{number}")
+            if begin_s <= began < end_s
+        ]
+        for number in range(4)
+    ]
+    assert sorted(rollout) == sorted(found)
+
+
+def test_a_phase_too_short_for_a_trial_makes_none():
+    short = four_devices({2: 0.05, 4: 0.02}, 4, evaluated=1, step=0.1)
+    assert ("reserved", "regroup") not in short.spent
+
+
+@pytest.mark.parametrize(
+    ("shared", "measured", "most_s"),
+    [
+        (SUPERLINEAR, [1, 2, 4], 35),  # sooner than if all worked alone
+        (COSTLY, [1, 2, 4], 1.25 * 35),
+        (USELESS, [1, 2], 1.25 * 35),  # four are not tried where two are no faster
+    ],
+)
+def test_trials_cost_little_and_a_choice_is_made_again_only_where_something_has_changed(
+    monkeypatch: pytest.MonkeyPatch, shared: dict[int, float], measured: list[int], most_s: float
+):
+    made: list[tuple[Any, ...]] = []
+
+    def choose(places: Any, standing: Any, left: Any, times: Any, degrees: Any) -> Layout:
+        made.append((places, standing, left, times.known, times.regroup_s))
+        return choose_layout(places, standing, left, times, degrees)
+
+    monkeypatch.setattr(sharing, "choose_layout", choose)
+    done = four_devices(shared, 17)
+    assert len(made) > 1 and all(one != two for one, two in pairwise(made))
+    times = {1: 1.0} | shared
+    assert made[-1][3] == pytest.approx({degree: times[degree] for degree in measured})
+    assert done.ends[0][2] < most_s * TICKS_PER_S
 
 
 def test_static_groups_restart_cold_where_elastic_ones_go_on():

@@ -1,12 +1,11 @@
-"""Devices and scorers without processes: their calls end one after another, as a test's script says."""
+"""Devices without processes that draft, and scorers."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from queue import Empty
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -16,101 +15,22 @@ from gpu_runtime.diffusion.samples import GeneratedImage, SampleState, Trajector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.scheduling.pull_scheduler import DRAFT_CHUNK_STEPS
-from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkLeft
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scores import Score
-from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import SampleChunk, Worker
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.run_config import EvaluationConfig, RewardConfig
 from storage.config.runtime import RuntimeConfig
-from storage.errors import WorkerLostError
 from storage.prompts.files import PromptRecord
-from storage.record.records import DeviceState
+from tests.scripted import NOTICE, Script
 
 R = TypeVar("R")
 
 STEPS = 4
 """Denoising steps of a full draft."""
 
-NOTICE = Notice("gcp", 30.0, 0.0, "preempted is TRUE")
-
 Judge = Callable[[int, int], Score]
 """From prompt and seed to the score of its image."""
-
-
-class Script:
-    """In place of the loop's queue of calls that have ended: ends one whenever the loop waits.
-
-    Args:
-        choose: which of the calls under way (their actors' names) ends next; the first by default.
-        before: what happens before the loop's n-th wait, by n from 0.
-        dying: actors whose next call ends with their death.
-        hung: actors whose calls do not end while others' do.
-    """
-
-    def __init__(
-        self,
-        choose: Callable[[list[str]], int] = lambda names: 0,
-        before: dict[int, Callable[[], object]] | None = None,
-        dying: Sequence[str] = (),
-        hung: Sequence[str] = (),
-    ) -> None:
-        self.under_way: list[tuple[str, Future[Any], Any]] = []
-        self.waits = 0
-        self.now = 0.0
-        self.dying = set(dying)
-        self.hung = set(hung)
-        self.idle: Callable[[], object] = lambda: None
-        """What happens when the loop waits although nothing is under way."""
-        self._choose = choose
-        self._before = before or {}
-        self._ended: deque[Future[Any] | None] = deque()
-
-    def clock(self) -> float:
-        """Seconds: one for each call that ends, and what the loop waits for in vain."""
-        return self.now
-
-    def start(self, name: str, answer: Any) -> Future[Any]:
-        """A call whose answer is known, but which has not ended."""
-        call: Future[Any] = Future()
-        self.under_way.append((name, call, answer))
-        return call
-
-    def put(self, ended: Future[Any] | None) -> None:
-        """See `queue.SimpleQueue`."""
-        self._ended.append(ended)
-
-    def get(self, timeout: float | None) -> Future[Any] | None:
-        """Return the next call that has ended; if there is none, let one end."""
-        number, self.waits = self.waits, self.waits + 1
-        self._before.get(number, lambda: None)()
-        if not self._ended and not self.under_way:
-            self.idle()
-        while not self._ended:  # the death of a scorer ends nothing that the loop waits for
-            assert self.under_way, "the loop waits for nothing"
-            places = [place for place, (name, _, _) in enumerate(self.under_way) if name not in self.hung]
-            if not places:
-                assert timeout is not None, "the loop waits for what hangs"
-                self.now += timeout
-                raise Empty
-            self.end(places[self._choose([self.under_way[place][0] for place in places])])
-        return self._ended.popleft()
-
-    def get_nowait(self) -> Future[Any] | None:
-        """See `queue.SimpleQueue`."""
-        if not self._ended:
-            raise Empty
-        return self._ended.popleft()
-
-    def end(self, place: int) -> None:
-        """End one of the calls under way."""
-        name, call, answer = self.under_way.pop(place)
-        self.now += 1.0
-        if name in self.dying:
-            self.dying.remove(name)
-            call.set_exception(WorkerLostError(f"{name} is gone"))
-        else:
-            call.set_result(answer)
 
 
 class FakeDrafter(RemoteActor[Worker]):
@@ -143,7 +63,11 @@ class FakeDrafter(RemoteActor[Worker]):
         if self._states[0].step == (request.preview_step or STEPS):
             images = tuple(GeneratedImage(state.request, _picture(state.request)) for state in self._states)
             chunk = SampleChunk(samples=images, notice=chunk.notice)
-        return self._script.start(self.name, chunk)
+        return self._script.start(self.name, partial(self._end, chunk))
+
+    def _end(self, chunk: SampleChunk) -> SampleChunk:
+        self._script.now += 1.0
+        return chunk
 
     def kill(self) -> None:
         """Its calls end, late."""
@@ -163,7 +87,7 @@ class FakeScorer(RemoteActor[ScoringWorker]):
         images, prompts, _ = args
         assert [int(image[0, 0, 0]) for image in images] == [prompt.prompt_id for prompt in prompts]
         scores = [self._judge(int(image[0, 0, 0]), int(image[0, 0, 1])) for image in images]
-        return self._script.start(self.name, scores)
+        return self._script.start(self.name, lambda: scores)
 
     def kill(self) -> None:
         """Nobody does."""
@@ -188,50 +112,6 @@ class FakePool(ScoringPool):
 
     def _end_if_hung(self, actor: RemoteActor[ScoringWorker], call: Future[Any]) -> None:
         """Nobody's clock runs here."""
-
-
-class FakeFleet:
-    """Notes what is booked."""
-
-    def __init__(self, devices: Sequence[Device] = ()) -> None:
-        self.devices = list(devices)
-        self.newcomers: list[Future[Any]] = []
-        self.forming = False
-        self.states: dict[str, list[str]] = {}
-        self.lost: list[str] = []
-
-    def workers(self, version: WeightsVersion) -> list[Device]:
-        """See `GeneratingFleet`."""
-        return list(self.devices)
-
-    def add_ready_workers(self) -> list[Future[Any]]:
-        """See `GeneratingFleet`."""
-        return [call for call in self.newcomers if not call.done()]
-
-    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """See `GeneratingFleet`."""
-        return False
-
-    def enter(self, worker: str, state: DeviceState) -> None:
-        """See `GeneratingFleet`."""
-        booked = self.states.setdefault(worker, [])
-        if not booked or booked[-1] != state:
-            booked.append(state)
-
-    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """See `GeneratingFleet`."""
-        self.lost.append(device.name)
-        self.devices.remove(device)
-
-    def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """See `GeneratingFleet`."""
-        assert "runtime.lease_s=" in reason
-        device.actor.kill()
-        self.on_worker_lost(device, WorkerLostError(reason))
-
-    def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """See `GeneratingFleet`."""
-        device.notice = notice
 
 
 def fake_devices(count: int, script: Script) -> list[Device]:

@@ -1,12 +1,10 @@
-"""Devices without processes that generate for real, one call after another, as a test's script says."""
+"""Devices without processes that generate for real."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from queue import Empty
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.protocol import RemoteActor
@@ -14,86 +12,16 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.scheduling.group_layout import WorkerGroup
-from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkLeft
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history import HistoryLog, new_life
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
-from storage.record.records import DeviceState
+from tests.scripted import FakeFleet, Script
 
 R = TypeVar("R")
-
-NOTICE = Notice("gcp", 1030.0, 1000.0, "preempted is TRUE")
-
-
-class Script:
-    """In place of the loop's queue of calls that have ended: ends one whenever the loop waits.
-
-    Args:
-        choose: which of the devices that have a call under way ends its oldest; the first by default.
-        before: what happens before the loop's n-th wait, by n from 0.
-    """
-
-    def __init__(
-        self,
-        choose: Callable[[list[str]], str] = lambda names: names[0],
-        before: dict[int, Callable[[], object]] | None = None,
-    ) -> None:
-        self.now = 0.0
-        self.waits = 0
-        self.hung: set[str] = set()
-        self.before = before or {}
-        self.under_way: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-        self.choose = choose
-        self.overdue: Callable[[], bool] = lambda: False
-        """What happens when the loop waits for nothing but time-outs; whether there are any."""
-        self._ended: deque[Future[Any]] = deque()
-
-    def clock(self) -> float:
-        """Seconds; they pass only when the loop waits for nothing else."""
-        return self.now
-
-    def start(self, name: str, work: Callable[[], Any]) -> Future[Any]:
-        """A call that does its work when it ends."""
-        call: Future[Any] = Future()
-        self.under_way.setdefault(name, deque()).append((call, work))
-        return call
-
-    def end(self, name: str) -> None:
-        """End a device's oldest call."""
-        call, work = self.under_way[name].popleft()
-        try:
-            call.set_result(work())
-        except (WorkerLostError, GroupBrokenError, RuntimeFailure) as error:
-            call.set_exception(error)
-
-    def put(self, ended: Future[Any]) -> None:
-        """See `queue.SimpleQueue`."""
-        self._ended.append(ended)
-
-    def get(self, timeout: float | None) -> Future[Any]:
-        """Return the next call that has ended; if there is none, let one end, or time pass."""
-        number, self.waits = self.waits, self.waits + 1
-        self.before.get(number, lambda: None)()
-        while not self._ended:
-            busy = [name for name, calls in self.under_way.items() if calls and name not in self.hung]
-            if not busy and timeout is None:
-                assert self.overdue(), "the loop waits for nothing"
-                continue
-            if not busy:
-                assert timeout is not None
-                self.now += timeout
-                raise Empty
-            self.end(self.choose(busy))
-        return self._ended.popleft()
-
-    def get_nowait(self) -> Future[Any]:
-        """See `queue.SimpleQueue`."""
-        if not self._ended:
-            raise Empty
-        return self._ended.popleft()
 
 
 class FakeGenerator(RemoteActor[Worker]):
@@ -238,8 +166,8 @@ class FakeRendezvous(ControlStore):
         """Do nothing: it has no keys."""
 
 
-class FakeGeneratorFleet:
-    """Devices that hold the weights of version 0; notes what is booked.
+class FakeGeneratorFleet(FakeFleet):
+    """Devices that hold the weights of version 0.
 
     Args:
         names: the first one is the trainer.
@@ -249,14 +177,12 @@ class FakeGeneratorFleet:
 
     def __init__(self, names: Sequence[str], script: Script, sampler: Sampler) -> None:
         self.actors = {name: FakeGenerator(name, script, sampler) for name in names}
-        self._trainer = names[0]
-        self._devices = [
-            Device(actor, "reserved" if name == self._trainer else "spot", WeightsVersion(0))
-            for name, actor in self.actors.items()
-        ]
-        self.newcomers: Callable[[], list[Future[Any]]] = lambda: []
-        self.states: dict[str, list[str]] = {}
-        self.events: list[tuple[str, str]] = []
+        super().__init__(
+            [
+                Device(actor, "reserved" if name == names[0] else "spot", WeightsVersion(0))
+                for name, actor in self.actors.items()
+            ]
+        )
 
     def keep_history(self, folder: Path, sampler: Sampler) -> HistoryLog:
         """Have the devices write what they do, and return the driver's part of that history."""
@@ -265,52 +191,8 @@ class FakeGeneratorFleet:
             actor._samples = SamplesInFlight(sampler, actor._look, HistoryLog(life, name))
         return HistoryLog(life, "driver")
 
-    def workers(self, version: WeightsVersion) -> list[Device]:
-        """See `GeneratingFleet`."""
-        return list(self._devices)
-
     def withdraw(self, name: str) -> Device:
         """Take a device out, so that it can come later."""
-        (device,) = [device for device in self._devices if device.name == name]
-        self._devices.remove(device)
+        (device,) = [device for device in self.devices if device.name == name]
+        self.devices.remove(device)
         return device
-
-    def admit(self, device: Device) -> None:
-        """A device holds the weights from now on."""
-        self._devices.append(device)
-
-    def add_ready_workers(self) -> list[Future[Any]]:
-        """See `GeneratingFleet`."""
-        return self.newcomers()
-
-    forming = False
-
-    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """See `GeneratingFleet`."""
-        return False
-
-    def enter(self, worker: str, state: DeviceState) -> None:
-        """See `GeneratingFleet`."""
-        booked = self.states.setdefault(worker, [])
-        if not booked or booked[-1] != state:
-            booked.append(state)
-
-    def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """See `GeneratingFleet`."""
-        if (device.notice is None) != (notice is None):
-            self.events.append((device.name, "withdrawn" if notice is None else "notice"))
-        device.notice = notice
-
-    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """See `GeneratingFleet`."""
-        self._devices.remove(device)
-        self.events.append((device.name, "lost"))
-        if device.name == self._trainer:
-            raise RuntimeFailure(f"the trainer's process is gone ({error})")
-
-    def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """See `GeneratingFleet`."""
-        assert "runtime.lease_s=" in reason
-        device.actor.kill()
-        self.events.append((device.name, "hung"))
-        self.on_worker_lost(device, WorkerLostError(reason))

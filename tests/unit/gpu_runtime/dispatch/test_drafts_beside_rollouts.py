@@ -23,7 +23,8 @@ from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.history import read_history
 from storage.errors import RuntimeFailure
-from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script
+from tests.fake_generators import FakeGenerator, FakeGeneratorFleet
+from tests.scripted import NOTICE, Script
 from tests.tiny_run import request, tiny_config
 from tests.unit.gpu_runtime.dispatch.test_generation import (
     BATCH,

@@ -16,7 +16,7 @@ from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage import clock
 from storage.errors import DeviceFaultError, RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster, FakeWorker
-from tests.fake_generators import NOTICE
+from tests.scripted import NOTICE
 from tests.tiny_run import hurried, tiny_config
 
 FIRST = Weights(WeightsVersion(1), "digest of v1", {})

@@ -20,7 +20,8 @@ from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.worker.history import read_history
 from storage.errors import RuntimeFailure
-from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script
+from tests.fake_generators import FakeGenerator, FakeGeneratorFleet
+from tests.scripted import NOTICE, Script
 from tests.tiny_model import TinyModel
 from tests.tiny_run import request, tiny_config
 
@@ -201,7 +202,7 @@ def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_no_other_
 
 
 def test_late_samples_are_dropped_where_another_was_faster(tmp_path: Path):
-    script = Script(lambda names: ONE if ONE in names and len(stage.phase._delivered) == 12 else names[0])
+    script = Script(lambda names: ONE if ONE in names and len(stage.phase._delivered) == 12 else TRAINER)
     stage = Stage(script, names=[TRAINER, ONE], commit_steps=STEPS, folder=tmp_path)
     script.hung.add(ONE)
     stage.actor(ONE).deaf = True
@@ -270,8 +271,8 @@ def with_newcomer(script: Script) -> Stage:
     """A trainer, and a device that is there once the call for its weights has ended."""
     stage = Stage(script, names=[TRAINER, ONE])
     device = stage.fleet.withdraw(ONE)
-    loaded = script.start("its weights", lambda: stage.fleet.admit(device))
-    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    loaded = script.start("its weights", lambda: stage.fleet.devices.append(device))
+    stage.fleet.newcomers = [loaded]
     return stage
 
 

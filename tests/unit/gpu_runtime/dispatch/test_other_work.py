@@ -15,7 +15,8 @@ from gpu_runtime.dispatch.phase import OtherWork
 from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.errors import RuntimeFailure, WorkerLostError
-from tests.fake_generators import FakeGeneratorFleet, Script
+from tests.fake_generators import FakeGeneratorFleet
+from tests.scripted import Script
 from tests.tiny_run import tiny_config
 from tests.unit.gpu_runtime.dispatch.test_generation import (
     LEASE_S,

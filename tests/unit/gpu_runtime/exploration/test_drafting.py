@@ -21,16 +21,8 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scores import Score
 from storage.config.runtime import RuntimeConfig
-from tests.fake_drafters import (
-    STEPS,
-    FakeDrafter,
-    FakeFleet,
-    FakePool,
-    Judge,
-    Script,
-    fake_devices,
-    fake_prompts,
-)
+from tests.fake_drafters import STEPS, FakeDrafter, FakePool, Judge, fake_devices, fake_prompts
+from tests.scripted import FakeFleet, Script
 
 PROMPTS, GROUP, BATCH = 3, 2, 4
 
@@ -149,7 +141,7 @@ def test_everything_planned_is_drafted_and_judged_once():
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
 def test_the_order_of_arrival_does_not_change_the_plan(random, devices):
-    stage = Stage(Script(lambda names: random.randrange(len(names))), devices=devices)
+    stage = Stage(Script(random.choice), devices=devices)
     stage.run()
     assert choice(stage) == choice(undisturbed())
 
@@ -163,12 +155,12 @@ def test_the_window_closes_in_the_middle():
         chunks.append(sum(stage.drafter(place).chunks for place in (0, 1)))
         stage.window.close(1.0)
 
-    script._before[9] = close
+    script.before[9] = close
     made = stage.run()
     assert 0 < len(made.candidates) < 36
     assert script.waits == 10  # it waits for nothing more,
     assert [sum(stage.drafter(place).chunks for place in (0, 1))] == chunks  # and begins nothing more
-    assert any(name.startswith("spot") for name, _, _ in script.under_way)
+    assert any(name.startswith("spot") for name in script.under_way)
     assert all(len(seeds) == GROUP for seeds in choice(stage).values())
 
 
@@ -186,14 +178,13 @@ def test_judgements_that_are_there_at_the_end_count():
     stage = Stage(script)
 
     def end() -> None:
-        for place, (name, _, _) in reversed(list(enumerate(script.under_way))):
-            if name.startswith("scorer"):
-                script.end(place)
+        for name in [name for name in script.under_way if name.startswith("scorer")]:
+            script.end(name)
         stage.window.close(1.0)
 
     # Devices first: the scorers' calls pile up.
-    script._choose = lambda names: next((i for i, n in enumerate(names) if n.startswith("spot")), 0)
-    script._before[6] = end
+    script.choose = lambda names: next((n for n in names if n.startswith("spot")), names[0])
+    script.before[6] = end
     made = stage.run()
     assert len(made.candidates) > 0
 
@@ -201,7 +192,7 @@ def test_judgements_that_are_there_at_the_end_count():
 def test_without_stopping_the_window_s_end_changes_nothing():
     script = Script()
     stage = Stage(script, stops_with_training=False)
-    script._before[3] = lambda: stage.window.close(1.0)
+    script.before[3] = lambda: stage.window.close(1.0)
     stage.run()
     assert choice(stage) == choice(undisturbed())
 
@@ -209,8 +200,8 @@ def test_without_stopping_the_window_s_end_changes_nothing():
 def test_an_abandoned_window_stops_even_that():
     script = Script()
     stage = Stage(script, stops_with_training=False)
-    script._before[3] = lambda: stage.window.close(1.0)
-    script._before[5] = lambda: stage.window.abandon()
+    script.before[3] = lambda: stage.window.close(1.0)
+    script.before[5] = lambda: stage.window.abandon()
     stage.run()
     assert script.waits == 6
 
@@ -218,7 +209,7 @@ def test_an_abandoned_window_stops_even_that():
 def test_a_device_that_dies_is_reported_and_another_does_its_drafts():
     stage = Stage(Script(dying=["spot-0"]))
     stage.run()
-    assert stage.fleet.lost == ["spot-0"]
+    assert stage.fleet.events == [("spot-0", "lost")]
     assert stage.returned == BATCH
     assert choice(stage) == choice(undisturbed())
 
@@ -226,10 +217,10 @@ def test_a_device_that_dies_is_reported_and_another_does_its_drafts():
 def test_a_device_that_hangs_is_given_up_and_another_does_its_drafts():
     stage = Stage(Script(hung=["spot-0"]))
     stage.run()
-    assert stage.fleet.lost == ["spot-0"]
+    assert stage.fleet.events == [("spot-0", "hung"), ("spot-0", "lost")]
     assert stage.returned == BATCH
     # What it sent when it was killed came late, and counts for nothing.
-    assert stage.script.under_way == [] and stage.drafter(0).chunks == 1
+    assert not stage.script.under_way and stage.drafter(0).chunks == 1
     assert choice(stage) == choice(undisturbed())
 
 
@@ -241,7 +232,7 @@ def test_a_device_under_notice_drafts_no_more_and_another_does_its_drafts(chunk:
     # A draft takes two chunks: at an even one its images are there, and count.
     assert stage.returned == (BATCH if chunk % 2 else 0)
     assert stage.drafter(0).chunks == chunk
-    assert stage.devices[0].notice is not None and stage.fleet.lost == []
+    assert stage.devices[0].notice is not None and stage.fleet.events == [("spot-0", "notice")]
     assert stage.fleet.states["spot-0"][-1] == "idle"
     assert choice(stage) == choice(undisturbed())
 
@@ -253,7 +244,7 @@ def test_a_draft_goes_on_elsewhere_from_its_last_commit(fate: str):
     if fate == "notice":
         stage.drafter(0).notice_from_chunk = 1
     else:
-        script._before[2] = lambda: script.dying.add("spot-0")
+        script.before[2] = lambda: script.dying.add("spot-0")
     stage.run()
     gone_on = [item for work in stage.drafter(1).begun for item in work if isinstance(item, SampleState)]
     assert [item.step for item in gone_on] == [2] * BATCH
@@ -273,7 +264,7 @@ def test_a_device_that_comes_in_the_window_drafts():
         stage.fleet.devices.append(newcomer)
         loaded.set_result(None)
 
-    script._before[3] = join
+    script.before[3] = join
     stage.run()
     assert stage.drafter(1).begun
     assert choice(stage) == choice(undisturbed())
@@ -308,12 +299,12 @@ def test_nothing_is_started_once_the_window_is_over():
 
     def end() -> None:
         script.dying.add("spot-0")
-        script.end(next(place for place, (name, _, _) in enumerate(script.under_way) if name == "spot-0"))
+        script.end("spot-0")
         stage.window.abandon()
 
-    script._before[5] = end
+    script.before[5] = end
     stage.run()
-    assert welcomed == [0] and stage.fleet.lost == []
+    assert welcomed == [0] and stage.fleet.events == []
 
 
 def test_drafts_wait_for_a_newcomer_while_training_goes_on_and_no_longer():
@@ -329,10 +320,9 @@ def test_drafts_wait_for_a_newcomer_while_training_goes_on_and_no_longer():
 def test_what_a_closed_window_has_cut_off_does_not_disturb_the_next_phase():
     script = Script()
     stage = Stage(script)
-    script._before[9] = lambda: stage.window.close(1.0)
+    script.before[9] = lambda: stage.window.close(1.0)
     stage.run()
-    left = [name for name, _, _ in script.under_way]
-    assert any(name.startswith("spot") for name in left)
+    assert any(name.startswith("spot") for name in script.under_way)
     again = Stage(Script())
     again.script, again.dispatcher, again.pool = script, stage.dispatcher, stage.pool
     again.fleet, again.devices = stage.fleet, stage.devices
@@ -345,9 +335,9 @@ def test_what_a_closed_window_has_cut_off_does_not_disturb_the_next_phase():
 def test_when_all_devices_die_what_was_judged_counts():
     script = Script()
     stage = Stage(script, devices=1)
-    script._before[8] = lambda: script.dying.add("spot-0")
+    script.before[8] = lambda: script.dying.add("spot-0")
     made = stage.run()
-    assert stage.fleet.lost == ["spot-0"]
+    assert stage.fleet.events == [("spot-0", "lost")]
     assert 0 < len(made.candidates) < 36
     assert all(len(seeds) == GROUP for seeds in choice(stage).values())
 
@@ -418,7 +408,7 @@ def test_batches_that_cannot_end_in_the_window_are_not_begun():
 
 def test_devices_are_full_while_the_planner_waits_for_judgements():
     """A round is asked for while the one before is still being judged."""
-    script = Script(lambda names: next((i for i, n in enumerate(names) if n.startswith("spot")), 0))
+    script = Script(lambda names: next((n for n in names if n.startswith("spot")), names[0]))
     stage = Stage(script, devices=1)
     batches: list[int] = []
     judge = stage.source.judged

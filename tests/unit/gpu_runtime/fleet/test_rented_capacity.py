@@ -33,7 +33,7 @@ from storage.errors import RuntimeFailure, WorkerLostError
 from tasks.iteration.session import close_runtime
 from tests.fake_capacity import FakeCapacity
 from tests.fake_cluster import FakeCluster
-from tests.fake_generators import NOTICE
+from tests.scripted import NOTICE
 from tests.tiny_run import tiny_config
 
 FIRST = Weights(WeightsVersion(1), "digest of v1", {})

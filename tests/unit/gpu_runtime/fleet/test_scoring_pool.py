@@ -20,7 +20,8 @@ from gpu_runtime.scheduling.scores import Score
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster
-from tests.fake_drafters import FakePool, Script, fake_prompts
+from tests.fake_drafters import FakePool, fake_prompts
+from tests.scripted import Script
 from tests.tiny_run import request, tiny_config
 
 PROMPTS = fake_prompts(3)
@@ -44,12 +45,12 @@ def pool_of(count: int, script: Script) -> FakePool:
 
 def sizes(script: Script) -> list[int]:
     """Images of each call under way."""
-    return [len(answer) for _, _, answer in script.under_way]
+    return [len(judge()) for ((_, judge),) in script.under_way.values()]
 
 
 def finish(script: Script) -> None:
     while script.under_way:
-        script.end(0)
+        script.end(next(iter(script.under_way)))
 
 
 def test_scores_come_in_the_order_of_the_images():
@@ -57,7 +58,7 @@ def test_scores_come_in_the_order_of_the_images():
     pool = pool_of(2, script)
     scores = pool.judge(images(5), PROMPTS) + pool.judge(images(3, prompt=1), PROMPTS)
     while script.under_way:
-        script.end(-1)
+        script.end([*script.under_way][-1])
     assert [score.value for score in pool.wait_for(scores)] == [seed / 100 for seed in (*range(5), *range(3))]
 
 
@@ -67,7 +68,7 @@ def test_what_waits_is_divided_among_the_scorers_that_are_free():
     pool.judge(images(8), PROMPTS)
     assert sizes(script) == [3, 3, 2]
     pool.judge(images(40, prompt=1), PROMPTS)
-    script.end(0)
+    script.end("scorer-0")
     assert sizes(script) == [3, 2, 16]  # a call has so many at most
 
 
@@ -104,7 +105,7 @@ def test_rollouts_are_judged_before_drafts_and_drafts_in_smaller_calls():
     order: list[int] = []
     while script.under_way:
         order += sizes(script)
-        script.end(0)
+        script.end("scorer-0")
     assert order == [8, 16, 4, 8, 4]
     assert all(score.done() for score in drafts + rollouts)
 
@@ -114,8 +115,8 @@ def test_a_draft_that_is_not_wanted_any_more_takes_no_scorer_s_time():
     pool = pool_of(1, script)
     drafts = pool.judge(images(20, RequestKind.EXPLORE), PROMPTS)
     assert [score.cancel() for score in drafts] == [False] * 8 + [True] * 12
-    script.end(0)
-    assert script.under_way == [] and [score.result().value for score in drafts[:8]]
+    script.end("scorer-0")
+    assert not script.under_way and [score.result().value for score in drafts[:8]]
     (score,) = pool.judge(images(1), PROMPTS)
     finish(script)
     assert score.done()
@@ -138,13 +139,13 @@ def test_an_image_that_kills_its_scorer_is_given_up_although_others_are_judged()
     pool = pool_of(2, script)
     (deadly,) = pool.judge(images(1), PROMPTS)
     for number in range(4):
-        place = next(p for p, (_, _, answer) in enumerate(script.under_way) if answer[0].value == 0)
-        script.dying.add(script.under_way[place][0])
+        (dies,) = script.under_way
+        script.dying.add(dies)
         others = pool.judge([images(9 + number)[-1]], PROMPTS)
-        script.end(1 - place)  # the other scorer is well
+        (well,) = script.under_way.keys() - {dies}
+        script.end(well)
         assert all(score.done() for score in others)
-        place = next(p for p, (_, _, answer) in enumerate(script.under_way) if answer[0].value == 0)
-        script.end(place)
+        script.end(dies)
     with pytest.raises(RuntimeFailure, match="4 scorer processes"):
         deadly.result()
 

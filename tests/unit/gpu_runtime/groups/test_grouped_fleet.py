@@ -21,7 +21,8 @@ from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history import HistoryLog, new_life, read_history
 from storage.errors import RuntimeFailure
-from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeRendezvous, Script
+from tests.fake_generators import FakeGenerator, FakeGeneratorFleet, FakeRendezvous
+from tests.scripted import NOTICE, Script
 from tests.tiny_run import tiny_config
 from tests.unit.gpu_runtime.dispatch.test_generation import (
     BATCH,
@@ -58,11 +59,9 @@ class ManualTimer:
             self.running.remove(self)
 
     @classmethod
-    def go_off(cls) -> bool:
-        due = list(cls.running)
-        for timer in due:
+    def go_off(cls) -> None:
+        for timer in list(cls.running):
             timer.function()
-        return bool(due)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +86,7 @@ class Stage:
         measured: StepTimeTable | None = None,
     ) -> None:
         self.script = script or Script()
-        self.script.overdue = ManualTimer.go_off
+        self.script.idle = ManualTimer.go_off
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
         self.rendezvous = FakeRendezvous(self.fleet.actors, self.script)
         rest = (
@@ -228,8 +227,8 @@ def test_a_newcomer_makes_groups_grow_between_chunks(tmp_path: Path):
     script = Script()
     stage = Stage(script, step_s=FOURS, history=tmp_path)
     newcomer = stage.fleet.withdraw(THREE)
-    loaded = script.start("its weights", lambda: stage.fleet.admit(newcomer))
-    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    loaded = script.start("its weights", lambda: stage.fleet.devices.append(newcomer))
+    stage.fleet.newcomers = [loaded]
     script.hung.add("its weights")
     stage.when(lambda: stage.loop.counters.commits >= 1, lambda: script.end("its weights"))
     delivered = stage.run()

@@ -48,8 +48,9 @@ from storage.prompts.files import PromptRecord
 from storage.readers.tensorboard_reader import TensorboardReader
 from tasks.checks.quick_checks import check_inputs
 from tasks.evaluation import write_images
-from tests.fake_drafters import FakePool, Script, fake_prompts
+from tests.fake_drafters import FakePool, fake_prompts
 from tests.judge_servers import Judge, says
+from tests.scripted import Script
 from tests.tiny_run import request
 from ui.elements.image_grid import large_html
 from ui.pages.evaluations.data import load_pictures

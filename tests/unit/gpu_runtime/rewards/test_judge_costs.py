@@ -20,8 +20,9 @@ from storage.record.ledger import read_ledger
 from storage.record.records import JUDGE_USD
 from storage.record.results import live_runs, run_result
 from storage.record.run_store import RunStore
-from tests.fake_drafters import FakePool, Script, fake_prompts
+from tests.fake_drafters import FakePool, fake_prompts
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from tests.scripted import Script
 from tests.tiny_run import request
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
@@ -60,7 +61,7 @@ def test_the_pool_counts_rollouts_and_drafts_and_leaves_evaluations_to_their_ima
         drawn = [GeneratedImage(request(0, seed, kind), IMAGE) for seed in range(3)]
         pool.judge(drawn, fake_prompts(3))
     while script.under_way:
-        script.end(0)
+        script.end("scorer-0")
     assert [pool.collector.close().judge_usd for _ in range(2)] == [3.0, 0.0]
 
 

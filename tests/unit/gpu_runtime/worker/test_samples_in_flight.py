@@ -17,7 +17,7 @@ from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import RuntimeFailure
-from tests.fake_generators import NOTICE
+from tests.scripted import NOTICE
 from tests.tiny_model import TinyModel
 from tests.tiny_run import request, tiny_config
 

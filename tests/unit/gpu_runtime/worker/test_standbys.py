@@ -21,7 +21,7 @@ from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster, FakeWorker
-from tests.fake_generators import NOTICE
+from tests.scripted import NOTICE
 from tests.tiny_run import hurried, tiny_config
 
 WEIGHTS = Weights(WeightsVersion(1), "digest of v1", {})

@@ -24,14 +24,16 @@ def service() -> Iterator[SimulatedService]:
 
 
 @pytest.fixture
-def watch(service: SimulatedService) -> Iterator[Callable[..., NoticeWatcher]]:
+def watch(
+    service: SimulatedService, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], NoticeWatcher]]:
     """Makes watchers of the fake service, which plays the provider with nothing to say."""
+    monkeypatch.setattr("gpu_runtime.spot.notices.watch.TIMEOUT_S", 5.0)  # a busy machine is slow
     made: list[NoticeWatcher] = []
 
-    def make(provider: str, **settings: object) -> NoticeWatcher:
+    def make(provider: str) -> NoticeWatcher:
         service.answers.update(QUIET[provider])
-        settings = {"base_url": service.url, "timeout_s": 5.0} | settings
-        made.append(NOTICES.find(provider).watcher(**settings))
+        made.append(NOTICES.find(provider).watcher(base_url=service.url))
         return made[-1]
 
     yield make

@@ -17,19 +17,11 @@ class AzureNotices(MetadataWatcher):
 
     The service tells every machine of a scale set about all of its machines, so events of other machines
     are ignored. Its first answer after a start may take minutes; until then polls time out.
-
-    Args:
-        vm_name: this machine's name in `Resources`; None to ask the service.
     """
 
     provider = "azure"
     url = "http://169.254.169.254"
-
-    def __init__(
-        self, base_url: str | None = None, timeout_s: float = 2.0, vm_name: str | None = None
-    ) -> None:
-        super().__init__(base_url, timeout_s)
-        self._vm_name = vm_name
+    _vm_name: str | None = None
 
     def poll(self, now: float) -> Notice | None:
         """See `NoticeWatcher`; the earliest of several events counts."""

@@ -6,6 +6,7 @@ from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.watch import MetadataWatcher, unexpected
 
 PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
+_GRACE_S = 30.0  # from the flag to the loss: the most that Google gives, which is sometimes less
 
 
 class GcpNotices(MetadataWatcher):
@@ -13,18 +14,11 @@ class GcpNotices(MetadataWatcher):
 
     The service can hold a request until the flag changes (`wait_for_change`). That is not used, since a
     request that hangs forever could not be distinguished from a dead service.
-
-    Args:
-        grace_s: seconds from the flag to the loss; Google gives at most 30, and sometimes less.
     """
 
     provider = "gcp"
     url = "http://metadata.google.internal"
-
-    def __init__(self, base_url: str | None = None, timeout_s: float = 2.0, grace_s: float = 30.0) -> None:
-        super().__init__(base_url, timeout_s)
-        self._grace_s = grace_s
-        self._first_seen: float | None = None
+    _first_seen: float | None = None
 
     def poll(self, now: float) -> Notice | None:
         """See `NoticeWatcher`."""
@@ -37,4 +31,4 @@ class GcpNotices(MetadataWatcher):
             return None
         if self._first_seen is None:
             self._first_seen = now
-        return self.notice(self._first_seen + self._grace_s, now, "preempted is TRUE")
+        return self.notice(self._first_seen + _GRACE_S, now, "preempted is TRUE")

@@ -6,7 +6,6 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
 
 from gpu_runtime.spot.notices.notice import Notice
@@ -21,7 +20,6 @@ class KubernetesNotices:
 
     Args:
         grace_s: the pod's `terminationGracePeriodSeconds`.
-        clock: returns unix seconds; called in the signal handler.
 
     Raises:
         ConfigurationError: it was not created in the main thread, which alone may handle signals, or the
@@ -30,7 +28,7 @@ class KubernetesNotices:
 
     provider = "kubernetes"
 
-    def __init__(self, grace_s: float = 30.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, grace_s: float = 30.0) -> None:
         if not (math.isfinite(grace_s) and grace_s >= 0):
             raise ConfigurationError(f"the grace period is {grace_s} s; give the pod's, 0 or more")
         if threading.current_thread() is not threading.main_thread():
@@ -38,7 +36,6 @@ class KubernetesNotices:
                 "SIGTERM can be watched from the main thread only; make the watcher there, then hand it on"
             )
         self._grace_s = grace_s
-        self._clock = clock
         self._received_at: float | None = None
         self._handler = self._on_signal  # one object, so that `close` can recognise it
         self._before = signal.signal(signal.SIGTERM, self._handler)
@@ -68,4 +65,4 @@ class KubernetesNotices:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._received_at is None:
-            self._received_at = self._clock()
+            self._received_at = time.time()

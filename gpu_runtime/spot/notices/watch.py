@@ -25,6 +25,8 @@ from storage.errors import ConfigurationError, NoticeError
 _log = logging.getLogger(__name__)
 
 LARGEST_BODY_BYTES = 262_144
+TIMEOUT_S = 2.0
+"""Longest total time of a request."""
 _SHOWN_CHARACTERS = 120
 
 
@@ -133,23 +135,19 @@ class MetadataWatcher:
 
     Args:
         base_url: `http://HOST[:PORT]`, without the paths of the provider; None for the provider's own.
-        timeout_s: longest total time of a request in seconds.
 
     Raises:
-        ConfigurationError: the URL or the timeout is invalid.
+        ConfigurationError: the URL is invalid.
     """
 
     provider: str
     url: str
     """The provider's own base URL."""
 
-    def __init__(self, base_url: str | None = None, timeout_s: float = 2.0) -> None:
-        if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise ConfigurationError(f"the time-out is {timeout_s} s; give a number of seconds above 0")
+    def __init__(self, base_url: str | None = None) -> None:
         self._base_url = checked_url(self.url if base_url is None else base_url)
-        self._timeout_s = timeout_s
         # Ignores proxies of the environment: link-local addresses mean this machine, not the proxy.
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+        self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
 
     def close(self) -> None:
         """See `NoticeWatcher`."""
@@ -168,7 +166,7 @@ class MetadataWatcher:
         """
         url = self._base_url + path
         # httpx limits the wait for each chunk only; a slow stream could block us forever.
-        last_moment = time.monotonic() + self._timeout_s
+        last_moment = time.monotonic() + TIMEOUT_S
         body = bytearray()
         try:
             with self._client.stream(method, url, headers=headers) as response:
@@ -179,9 +177,9 @@ class MetadataWatcher:
                             f"{url} sent more than {LARGEST_BODY_BYTES} bytes; check the base URL"
                         )
                     if time.monotonic() > last_moment:
-                        raise NoticeError(f"{url} took more than {self._timeout_s} s to answer")
+                        raise NoticeError(f"{url} took more than {TIMEOUT_S} s to answer")
         except httpx.TimeoutException as error:
-            raise NoticeError(f"{url} did not answer within {self._timeout_s} s") from error
+            raise NoticeError(f"{url} did not answer within {TIMEOUT_S} s") from error
         except httpx.HTTPError as error:
             raise NoticeError(f"{url} cannot be reached: {error}") from error
         return Answer(response.status_code, body.decode("utf-8", errors="replace").strip())

@@ -14,7 +14,8 @@ from gpu_runtime.simulator.devices import PhaseUnderWay, SimulatedDevice
 from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, ServingLoad
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
-from gpu_runtime.spot.traces.replay import Replay, ReplayStep
+from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import TraceEvent
 from storage.errors import ConfigurationError
 from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 
@@ -267,7 +268,7 @@ class SimulatedFleet:
             self._take(step)
         self._await_trace()
 
-    def _take(self, step: ReplayStep) -> None:
+    def _take(self, step: TraceEvent) -> None:
         """Apply a step of the trace to its instance."""
         device = self._on.get(step.instance)
         if step.kind == "add":

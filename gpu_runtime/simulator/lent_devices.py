@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_runtime.spot.traces.replay import ReplayStep
+from gpu_runtime.spot.traces.trace import TraceEvent
 
 LOOK_EVERY_S = 60.0
 """Seconds for which a load stays constant; looking at it more often would change nothing."""
@@ -83,22 +83,22 @@ class LentDevices:
         """Time of the next step or look at the load, in seconds."""
         return min(self._looks_s, self._leaving[0][0]) if self._leaving else self._looks_s
 
-    def due(self, now_s: float) -> list[ReplayStep]:
+    def due(self, now_s: float) -> list[TraceEvent]:
         """Return the steps due by now that were not returned before, in order."""
-        steps: list[ReplayStep] = []
+        steps: list[TraceEvent] = []
         while (at_s := self.next_s) <= now_s:
             if self._leaving and self._leaving[0][0] == at_s:
-                steps.append(ReplayStep(at_s, "remove", self._leaving.popleft()[1]))
+                steps.append(TraceEvent(at_s, "remove", self._leaving.popleft()[1]))
                 continue
             lent = self._look(self._free(at_s))
             while len(self._lent) > lent:
                 name = self._lent.pop()
-                steps.append(ReplayStep(at_s, "notice", name))
+                steps.append(TraceEvent(at_s, "notice", name))
                 self._leaving.append((at_s + self._slack_s, name))
             while len(self._lent) < lent:
                 self._came += 1
                 self._lent.append(f"lent-{self._came}")
-                steps.append(ReplayStep(at_s, "add", self._lent[-1]))
+                steps.append(TraceEvent(at_s, "add", self._lent[-1]))
             self._looks_s = at_s + LOOK_EVERY_S
         return steps
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
-from gpu_runtime.spot.traces.replay import Replay, ReplayStep
+from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import TraceEvent
 from storage.clock import now
 
@@ -77,7 +77,7 @@ class TraceReplay:
         except BaseException as error:  # noqa: BLE001  (raised again by `stop`)
             self.done.failure = error
 
-    def _do(self, step: ReplayStep, began: float) -> None:
+    def _do(self, step: TraceEvent, began: float) -> None:
         if step.kind == "add":
             self.instances.add(step.instance)
             self.done.added.append(time.monotonic() - began)

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field
 
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.spot.traces.files import read_trace
-from gpu_runtime.spot.traces.replay import Replay, ReplayStep
-from gpu_runtime.spot.traces.trace import Trace
+from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.section import LONGEST_S, Section
 
 
@@ -88,7 +88,7 @@ class TraceCapacity(CapacityProvider):
         """Forget the instances; nothing is rented."""
         self._held.clear()
 
-    def _take(self, step: ReplayStep) -> None:
+    def _take(self, step: TraceEvent) -> None:
         """Apply a step of the trace to its instance."""
         name = step.instance
         if step.kind == "add":

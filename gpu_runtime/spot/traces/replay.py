@@ -4,28 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
 
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent, summarise
 from storage.errors import TraceError
-
-StepKind = Literal["add", "notice", "remove"]
-
-
-@dataclass(frozen=True)
-class ReplayStep:
-    """A step to apply to an instance.
-
-    Attributes:
-        at_s: seconds from the beginning of the replay.
-        kind: `add`, `remove`, or `notice` that it will be removed.
-        instance: name of the instance in the trace.
-    """
-
-    at_s: float
-    kind: StepKind
-    instance: str
 
 
 def thinned(trace: Trace, most: int) -> Trace:
@@ -77,14 +58,14 @@ class Replay:
         """Time of the next step in seconds; None when all is done."""
         return self._steps[self._next].at_s if self._next < len(self._steps) else None
 
-    def due(self, now_s: float) -> list[ReplayStep]:
+    def due(self, now_s: float) -> list[TraceEvent]:
         """Return the steps due by now that were not returned before, in order."""
         first = self._next
         while self._next < len(self._steps) and self._steps[self._next].at_s <= now_s:
             self._next += 1
         steps = self._steps[first : self._next]
         ends = Counter(step.instance for step in steps if step.kind == "remove")
-        kept: list[ReplayStep] = []
+        kept: list[TraceEvent] = []
         left_out: set[str] = set()
         for step in steps:
             if step.kind == "add" and ends[step.instance] > 0:
@@ -115,17 +96,17 @@ def _every(trace: Trace, every: int) -> Trace:
     return Trace(tuple(kept), trace.length_s)
 
 
-def _steps(trace: Trace, notice_s: float) -> list[ReplayStep]:
+def _steps(trace: Trace, notice_s: float) -> list[TraceEvent]:
     """Return the trace's events with the notices before removals, in order of time."""
-    steps: list[ReplayStep] = []
+    steps: list[TraceEvent] = []
     came: dict[str, float] = {}
     for event in trace.events:
         if event.kind == "add":
             came[event.instance] = event.at_s
         elif notice_s:
             warned_s = max(came[event.instance], event.at_s - notice_s)
-            steps.append(ReplayStep(warned_s, "notice", event.instance))
-        steps.append(ReplayStep(event.at_s, event.kind, event.instance))
+            steps.append(TraceEvent(warned_s, "notice", event.instance))
+        steps.append(event)
     # The sort is stable, so events of one moment keep the trace's order, and a notice never comes before its
     # instance is added, since that step is earlier in the list.
     return sorted(steps, key=lambda step: step.at_s)

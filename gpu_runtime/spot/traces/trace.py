@@ -6,19 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from storage.errors import TraceError
 
-EventKind = Literal["add", "remove"]
+EventKind = Literal["add", "notice", "remove"]
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """The arrival or the removal of an instance.
+    """The arrival or the removal of an instance; in a replay also the notice of its removal.
 
     Attributes:
-        at_s: seconds from the beginning of the trace.
+        at_s: seconds from the beginning of the trace, or of its replay.
         instance: name of the instance; a name may return once it was removed.
     """
 
@@ -36,7 +36,7 @@ class Roster:
 
     def problem(self, event: TraceEvent) -> str | None:
         """Apply the event, or return what is wrong with it."""
-        if event.kind not in get_args(EventKind):
+        if event.kind not in ("add", "remove"):
             return f"unknown event {event.kind!r}; write add or remove"
         if not math.isfinite(event.at_s) or event.at_s < 0:
             return f"time {event.at_s} s; write a time from 0 on"

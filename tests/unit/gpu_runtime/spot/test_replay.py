@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
-from gpu_runtime.spot.traces.replay import Replay, ReplayStep, thinned
+from gpu_runtime.spot.traces.replay import Replay, thinned
 from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent, summarise
 from storage.errors import TraceError
 
@@ -84,7 +84,7 @@ def test_an_instance_that_goes_and_comes_again_at_once_is_done_anew():
 def test_a_notice_comes_before_the_removal_but_not_before_the_instance():
     steps = [(0, "add", "a"), (0, "add", "b"), (0.5, "notice", "a"), (1, "add", "c"), (1, "notice", "c"),
              (1.5, "notice", "b"), (2, "add", "d")]  # fmt: skip
-    assert Replay(FOUR, notice_s=4.5).due(4.0) == [ReplayStep(*step) for step in steps]  # type: ignore[arg-type]
+    assert Replay(FOUR, notice_s=4.5).due(4.0) == [TraceEvent(*step) for step in steps]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

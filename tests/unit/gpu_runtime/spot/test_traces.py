@@ -80,6 +80,7 @@ def test_a_part_begins_with_those_who_are_there(trace):
         ("", "no events in it"),
         ("0,add\n", ":1: 'add' instances; write a whole number"),
         ("0,add,a\n\n1000,lose,a\n", ":3: unknown event 'lose'; write add or remove"),
+        ("0,add,a\n1000,notice,a\n", ":2: unknown event 'notice'; write add or remove"),
         ("time,add,a\n", ":1: time 'time'; write whole milliseconds"),
         ("-5,add,a\n", ":1: time -0.005 s"),
         ("5000,add,a\n4000,add,b\n", ":2: time goes back from 5.0 s to 4.0 s"),

@@ -174,7 +174,7 @@ class Simulation:
         run.phases["train"] += self._window_closes - judged
         self._fleet.on_training()
         seeds = None if ahead is None else ahead.choose()
-        self._pass(self._window_closes - loop.now)
+        self._pass(max(0, self._window_closes - loop.now))
         return seeds
 
     def _rollout(self, version: WeightsVersion) -> PhaseWork:
@@ -294,16 +294,19 @@ class Simulation:
         return SeedPlan(iteration, {})
 
     def _draft_in_window(self, iteration: int) -> SeedPlan:
-        """Draft beside the training under way, with the weights from before it."""
+        """Draft beside the training under way, with the weights from before it; to its end or longer."""
         version, closes = WeightsVersion(iteration - 2), self._window_closes
-        began = self._loop.now
+        began, stops = self._loop.now, self._config.exploration.stop_with_training
         self._fleet.take_in()
         budget, size = self._budget(HEADROOM), self._config.sampling.batch_size
-        if budget >= size:
-            steps = self._config.sampling.rollout_steps
-            work = self._work(RequestKind.EXPLORE, version, int(budget // size) * size, steps)
-            work = replace(work, beside_training=True, deadline=closes)
-            outcome = self._generate(work, DraftGate(self._forecast.fits))
+        drafts = int(budget // size) * size if stops else int(budget)
+        if drafts:
+            work = self._work(RequestKind.EXPLORE, version, drafts, self._config.sampling.rollout_steps)
+            work = replace(work, beside_training=True, deadline=closes if stops else None)
+            outcome = self._generate(work, DraftGate(self._forecast.fits) if stops else None)
+            if not stops:
+                self._pass(outcome.judging)
+                self._run.phases["draft"] += max(0, self._loop.now - closes)
             self._forecast.add_drafts(outcome.lease, outcome.share * size)
         self._forecast.add_window(closes - began)
         return SeedPlan(iteration, {})
@@ -390,7 +393,7 @@ class Simulation:
         )
         grouping = self._grouping.key(work.kind, devices)
         trains = feed is not None, None if feed is None else feed.left_s
-        return work.kind, work.batches, turns, forecast, states, commits, grouping, trains
+        return work.kind, work.images, turns, forecast, states, commits, grouping, trains
 
     def _count(self, outcome: PhaseOutcome) -> PhaseOutcome:
         self._run.drafts += outcome.judged

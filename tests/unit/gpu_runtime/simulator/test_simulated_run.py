@@ -188,6 +188,28 @@ def test_drafts_fill_the_training_window_and_do_not_lengthen_the_run():
     assert plain.drafts == 0 and ("spot", "explore") not in plain.spent
 
 
+def test_a_set_number_of_drafts_is_made_to_its_end_if_training_does_not_stop_them():
+    exploration = {"strategy": "stale", "drafts": 16, "stop_with_training": False}
+    config = small_config(iterations=2, exploration=exploration)
+    stale = simulated(config, 1, 1, STAYS, STALE, ways={"drafts": 16})
+    # Four batches of 6 s in a window of 18, and a second to judge the last one.
+    assert stale.drafts == 16
+    assert stale.wall_s == simulated(config, 1, 1, STAYS).wall_s + 7
+    assert stale.phases["draft"] == 7 * TICKS_PER_S
+    assert stale.spent["spot", "explore"] == 24 * TICKS_PER_S
+
+
+def test_an_evaluation_of_part_of_the_file_is_not_repeated_as_one_of_the_whole(tmp_path):
+    """Of eight and of five prompts, each in two batches: scores of 2 s are what differs."""
+    (tmp_path / "evaluate.txt").write_text("".join(f"prompt {number}\n" for number in range(8)))
+    config = small_config(iterations=4, every=1)
+    evaluation = config.evaluation.model_copy(update={"prompts": 5})
+    prompts = config.prompts.model_copy(update={"evaluate": str(tmp_path / "evaluate.txt")})
+    config = config.model_copy(update={"evaluation": evaluation, "prompts": prompts})
+    walls = [simulated(config, 1, times=times_of(score=2), repeats=of).wall for of in (True, False)]
+    assert walls[0] == walls[1]
+
+
 def test_a_device_takes_the_next_weights_once_it_has_decoded_the_draft_that_it_was_at():
     # The window is from 33 to 51. Drafts take 11 s: the second is decoded from 50 on, until 55.
     config = small_config(iterations=2)

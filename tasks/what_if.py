@@ -40,7 +40,7 @@ from storage.record.records import DeviceEvent, EvaluationRecord, IterationRecor
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tasks.gpu_profile import DEFAULT_GPU, find_gpu, named_gpu
-from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words
+from tasks.market_question import MOST_TOGETHER, market_in_words, market_of, offer_of, prices_in_words
 from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_curves, find_profile
 from tasks.what_if_answer import Goal, WhatIf, curves_in_words, hours_of
@@ -117,10 +117,13 @@ class Simulation:
             return hours_of(tried[spot]) <= hours
 
         if not in_time(0):
-            fewer, enough, most = 0, 1, MOST_SPOT // each
-            while enough <= most and not in_time(enough):
-                fewer, enough = enough, 2 * enough
-            while enough <= most and enough - fewer > 1:
+            most = MOST_SPOT // each
+            if config.sequence_parallel.largest > 1 and not self._question.per_instance:
+                most = MOST_TOGETHER - config.runtime.least_reserved
+            fewer, enough = 0, min(1, most)
+            while enough > fewer and not in_time(enough):
+                fewer, enough = enough, min(2 * enough, most)
+            while enough - fewer > 1:
                 middle = (fewer + enough) // 2
                 fewer, enough = (fewer, middle) if in_time(middle) else (middle, enough)
         return Goal(hours, sorted(tried.items()), prices_in_words(asked.offer))

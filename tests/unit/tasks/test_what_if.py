@@ -294,6 +294,16 @@ def test_a_goal_that_no_number_of_spot_devices_reaches_and_its_prices_by_the_boo
     assert "$2.51 spot" in said
 
 
+def test_the_largest_number_that_is_allowed_is_tried_for_a_goal(tmp_path: Path):
+    file = tmp_path / "shared.json"
+    file.write_text(shared_profile().model_dump_json())
+    devices = ("--reserved", "2", "--windows", "1")
+    never = ("--preset", "smoke", "--profile", str(file), *devices, "--hours", "0.01", "--iterations", "2000")
+    most = {"--per-instance=9": 63, "--degree=2": 14}
+    for option, spot in most.items():
+        assert answered(*never, option)["goal"]["tried"][-1]["spot"] == spot
+
+
 @pytest.mark.parametrize("policies", ["spotlight,spot", "critical-path,spot", "larger-batch,spot"])
 def test_a_policy_that_drafts_nothing_gets_no_credit_for_exploration(policies: str):
     fleet = ("--preset", "smoke", "--reserved", "4", "--spot", "0", "--windows", "2", "--policies", policies)

@@ -93,7 +93,7 @@ def _device(config: RunConfig) -> str:
 
 
 def size_up(config: RunConfig, gpu: str) -> bool:
-    """Print the memory of a device by term, and hours and dollars of the run, all counted.
+    """Print the counted memory of a device by term, and hours and dollars of the run.
 
     Returns:
         False if a device that trains surely lacks memory.
@@ -108,8 +108,8 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     size = size_run(Home.from_environment(), config, named_gpu(gpu))
     screen, kind = console(), size.gpu.name
     screen.print(
-        f"{config.name or config.model.key} on {kind} ({size.gpu.memory_gib:g} GiB), counted and not "
-        f"measured: it {size.verdict(trains=True)} on a device that trains, and "
+        f"{config.name or config.model.key} on {kind} ({size.gpu.memory_gib:g} GiB), memory counted and "
+        f"not measured: it {size.verdict(trains=True)} on a device that trains, and "
         f"{size.verdict(trains=False)} on one that only generates",
         soft_wrap=True,
     )
@@ -117,7 +117,8 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     instead, assumed = size.memory.instead, ", ".join(size.profile.evidence.get("modelled", ()))
     lines = [
         f"{instead.name}: {_gib(instead.low, instead.high)} GiB instead",
-        f"{config.iterations} iterations, all devices on demand and training, counted (low to high):",
+        f"{config.iterations} iterations, all devices on demand and training, "
+        f"{size.profile.run_in_words} (low to high):",
         *(f"  {devices} x {kind}: {_time_in_words(hours, usd)}" for devices, hours, usd in size.times),
         *([size.no_price] if size.no_price else []),
         f"a denoising step: {size.profile.step.source}; assumed: {assumed}",

@@ -119,11 +119,10 @@ def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
     """Print the fewest spot devices with which a run ends in time, and what was tried."""
     from tasks.what_if_answer import goal_in_words, profile_in_words, run_in_words
 
-    evidence = "counted" if profile.is_counted else "modelled"
-    said = goal_in_words(goal, evidence)
+    said = goal_in_words(goal, profile)
     basis = [f"prices: {goal.prices}", *profile_in_words(profile)]
     if as_json:
-        answer = {"modelled": True, "evidence": evidence, "answer": said, "basis": basis}
+        answer = {"modelled": True, "evidence": profile.run_evidence, "answer": said, "basis": basis}
         typer.echo(json.dumps({**answer, "goal": goal.to_json()}))
         return
     screen = console()

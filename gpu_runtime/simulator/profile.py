@@ -322,6 +322,18 @@ class Profile(_Part):
         """True if some of its figures were counted, on either kind of device."""
         return "counted" in self.evidence or (self.spot is not None and self.spot.is_counted)
 
+    @property
+    def run_evidence(self) -> Literal["modelled", "counted"]:
+        """Evidence of a run simulated from it: `counted` if its steps are no better."""
+        return "counted" if self.is_counted and self.step.evidence != "measured" else "modelled"
+
+    @property
+    def run_in_words(self) -> str:
+        """The same for a sentence about a run."""
+        if self.step.evidence == "measured":
+            return "simulated from measured steps"
+        return f"{self.run_evidence} and not measured"
+
     def counted_ranges(self, batch: int) -> dict[str, dict[str, float]]:
         """Return the counted figures by name, with their ranges' ends in seconds; `step_s` of a batch."""
         found = {}

@@ -126,7 +126,9 @@ def sized(*arguments: str, fits: bool = True) -> str:
 
 def test_a_run_is_sized_without_weights_and_without_a_gpu():
     said = sized("--preset", "qwen-image-ocr-512", "--gpu", "H100")
-    assert "H100 (79.1 GiB), counted and not measured: it fits on a device that trains, and fits" in said
+    assert (
+        "H100 (79.1 GiB), memory counted and not measured: it fits on a device that trains, and fits" in said
+    )
     # 60 blocks of two streams of 18 widths of 3072 at rank 64, in float32.
     adapters = 60 * 2 * 18 * 3072 * 64 * 4 / 2**30
     for name, size in {
@@ -141,7 +143,7 @@ def test_a_run_is_sized_without_weights_and_without_a_gpu():
         int(n): float(h) for n, h in re.findall(r"\n  (\d) x H100: ([\d.]+) h \([\d.]+ to [\d.]+\), \$", said)
     }
     assert list(hours) == [1, 4, 8] and hours[8] < hours[4] < hours[1]
-    assert "40 iterations, all devices on demand and training, counted (low to high):" in said
+    assert "40 iterations, all devices on demand and training, simulated from measured steps (low" in said
     assert "assumed: score_s, weights_s, start_s" in said
 
 

@@ -276,7 +276,7 @@ def test_each_question_about_eight_gpus_has_one_command_whose_answer_the_documen
             assert f"{goal['spot']} spot devices end in 3 h: " in said
             said = said.partition("end in 3 h: ")[2].partition(";")[0]
         else:
-            assert answer["answer"].endswith("counted and not measured.")
+            assert answer["answer"].endswith("simulated from measured steps.")
             said = answer["answer"].partition(": ")[2].partition(" for 40 iterations")[0]
         assert f" {said}" in row, "the document's answer"
         assert re.fullmatch(r"\S+ h \(\S+ to \S+\) and \$\S+ \(\$\S+ to \$\S+\)", said), "in one unit"

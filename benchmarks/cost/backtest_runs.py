@@ -233,7 +233,7 @@ def _kill(home: Home, run_id: str, arguments: Sequence[str], trace: Trace) -> di
 
     The result's times count from the beginning of the first worker.
     """
-    faults = [Fault("kill", event.at_s) for event in trace.events if event.kind == "remove"]
+    faults = [Fault(kind="kill", at_s=event.at_s) for event in trace.events if event.kind == "remove"]
     ran = disturb(home, run_id, arguments, faults)
     _refuse_restarts(run_id, ran)
     with RunStore(home).reading(run_id) as connection:

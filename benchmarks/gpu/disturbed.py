@@ -63,8 +63,8 @@ def disturb_runs(setting: Setting, report: Reporter) -> None:
     report(**killed_in_mid_chunk(config))
     middle = config.iterations // 2 - 1  # from 0; the iterations after it notice the loss
     kills = [
-        Fault("kill", iteration=middle, phase="rollout", victim=0),
-        Fault("kill", iteration=middle, phase="train", victim=1),
+        Fault(kind="kill", iteration=middle, phase="rollout", victim=0),
+        Fault(kind="kill", iteration=middle, phase="train", victim=1),
     ]
     with tempfile.TemporaryDirectory() as folder:
         disturbed = live_run(config.model_copy(update={"runtime": config.runtime.model_copy(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from pydantic import Field
+
+from storage.config.errors import read_row
+from storage.config.section import Section
 from storage.errors import ConfigurationError
+from storage.text import parse_json
 
 FaultKind = Literal[
     "kill",
@@ -31,74 +33,55 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 FAULT_PHASES: tuple[FaultPhase, ...] = get_args(FaultPhase)
 
 _LASTING: tuple[FaultKind, ...] = ("hung_worker", "slow_worker", "stopped_driver")
+_VALUES: Mapping[str, Sequence[FaultKind]] = {
+    "grace_s": ("notice_then_kill",), "duration_s": _LASTING, "slowdown": ("slow_worker",),
+}  # fmt: skip
+"""Kinds of faults that need each of these values; the others do not have it."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A fault, injected at a time or at the beginning of a phase.
-
-    Attributes:
-        kind: kind of fault. `kill_while_joining` and `kill_while_committing` hit the first worker that joins,
-            or commits, from then on.
-        at_s: seconds from the beginning of the run; None if a phase triggers it.
-        iteration: iteration, from 0, that triggers the fault when it enters `phase`; None with a time.
-        phase: phase that triggers the fault; None with a time.
-        victim: index of the victim among the candidates by name, modulo their number.
-        grace_s: seconds from the notice to the kill; `notice_then_kill` only, None elsewhere.
-        duration_s: seconds until the process goes on; `hung_worker`, `slow_worker` and `stopped_driver` only.
-        slowdown: factor by which a slow worker is slower; `slow_worker` only.
-
-    Raises:
-        ConfigurationError: it has a time and a trigger, or neither, or a value that does not fit the kind.
-    """
+class Fault(Section):
+    """A fault, injected at a time or at the beginning of a phase."""
 
     kind: FaultKind
-    at_s: float | None = None
-    iteration: int | None = None
+    """`kill_while_joining` and `kill_while_committing` hit the first worker that joins, or commits, from then
+    on."""
+
+    at_s: float | None = Field(default=None, ge=0)
+    """Seconds from the beginning of the run; None if a phase triggers it."""
+
+    iteration: int | None = Field(default=None, ge=0)
+    """Iteration, from 0, that triggers the fault when it enters `phase`; None with a time."""
+
     phase: FaultPhase | None = None
-    victim: int = 0
-    grace_s: float | None = None
-    duration_s: float | None = None
-    slowdown: float | None = None
+    """Phase that triggers the fault; None with a time."""
 
-    def __post_init__(self) -> None:
-        if self.kind not in FAULT_KINDS:
-            raise ConfigurationError(f"unknown fault {self.kind!r}; there are {', '.join(FAULT_KINDS)}")
-        self._check_moment()
-        if not _is_whole(self.victim) or self.victim < 0:
-            raise ConfigurationError(
-                f"fault {self.kind}: victim is {self.victim!r}; give a whole number from 0 on"
-            )
-        for name, kinds, least in (
-            ("grace_s", ("notice_then_kill",), 0.0),
-            ("duration_s", _LASTING, 0.0),
-            ("slowdown", ("slow_worker",), 1.0),
-        ):
-            value = getattr(self, name)
-            if self.kind not in kinds:
-                if value is not None:
-                    raise ConfigurationError(f"fault {self.kind} has no {name}; leave it out")
-            elif not _is_finite(value) or value < least:
-                raise ConfigurationError(f"fault {self.kind}: {name} is {value!r}; give at least {least}")
+    victim: int = Field(default=0, ge=0)
+    """Index of the victim among the candidates by name, modulo their number."""
 
-    def _check_moment(self) -> None:
-        triggered = self.iteration is not None and self.phase is not None
-        half = (self.iteration is None) != (self.phase is None)
-        if half or triggered == (self.at_s is not None):
-            raise ConfigurationError(
+    grace_s: float | None = Field(default=None, ge=0)
+    """Seconds from the notice to the kill; `notice_then_kill` only, None elsewhere."""
+
+    duration_s: float | None = Field(default=None, ge=0)
+    """Seconds until the process goes on; `hung_worker`, `slow_worker` and `stopped_driver` only."""
+
+    slowdown: float | None = Field(default=None, ge=1)
+    """Factor by which a slow worker is slower; `slow_worker` only."""
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these values cannot be together."""
+        triggers = [self.iteration is not None, self.phase is not None]
+        if any(triggers) != all(triggers) or any(triggers) == (self.at_s is not None):
+            yield (
                 f"fault {self.kind}: at_s={self.at_s}, iteration={self.iteration}, phase={self.phase}; "
                 "give either at_s, or iteration and phase"
             )
-        if self.at_s is not None and (not _is_finite(self.at_s) or self.at_s < 0):
-            raise ConfigurationError(f"fault {self.kind}: at_s is {self.at_s!r}; give seconds from 0 on")
-        if triggered and (not _is_whole(self.iteration) or self.iteration < 0):  # type: ignore[operator]
-            raise ConfigurationError(
-                f"fault {self.kind}: iteration is {self.iteration!r}; give one from 0 on"
-            )
-        if triggered and self.phase not in FAULT_PHASES:
-            raise ConfigurationError(
-                f"fault {self.kind}: unknown phase {self.phase!r}; there are {', '.join(FAULT_PHASES)}"
-            )
+        for name, kinds in _VALUES.items():
+            if (getattr(self, name) is not None) != (self.kind in kinds):
+                yield (
+                    f"fault {self.kind} needs {name}; give it"
+                    if self.kind in kinds
+                    else f"fault {self.kind} has no {name}; leave it out"
+                )
 
 
 def draw_faults(
@@ -127,17 +110,7 @@ def draw_faults(
 
     Returns:
         Timed faults in order of time, then triggered ones in order of iteration and phase.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
-    if count < 0 or iterations < 1 or not kinds or not (math.isfinite(length_s) and length_s >= 0):
-        raise ConfigurationError(
-            f"cannot draw {count} faults of {len(kinds)} kinds over {length_s} s and {iterations} iterations"
-            "; give 0 or more faults, a kind, a length from 0 s on and an iteration"
-        )
-    if not 0 <= timed_share <= 1:
-        raise ConfigurationError(f"timed_share is {timed_share}; give a share from 0 to 1")
     source = random.Random(seed)
     dealt: list[FaultKind] = []
     while len(dealt) < count:
@@ -163,7 +136,7 @@ def _drawn(
     durations_s: tuple[float, float],
 ) -> Fault:
     return Fault(
-        kind,
+        kind=kind,
         victim=source.randrange(1024),
         grace_s=source.choice(graces_s) if kind == "notice_then_kill" else None,
         duration_s=round(source.uniform(*durations_s), 3) if kind in _LASTING else None,
@@ -209,33 +182,11 @@ def faults_from_json(text: str) -> tuple[Fault, ...]:
         ConfigurationError: the text is not a JSON list of objects, or a fault is invalid or has an unknown
             field (the message counts from 1).
     """
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the schedule of faults is not JSON: {error}") from error
+    rows = parse_json(text, "the schedule of faults", ConfigurationError, "write a list of objects")
     if not isinstance(rows, list):
         raise ConfigurationError(
             f"the schedule of faults is a {type(rows).__name__}; write a list of objects"
         )
-    return tuple(_from_row(row, f"fault {number} of {len(rows)}") for number, row in enumerate(rows, start=1))
-
-
-def _from_row(row: object, where: str) -> Fault:
-    names = [field.name for field in fields(Fault)]
-    if not isinstance(row, Mapping) or "kind" not in row:
-        raise ConfigurationError(f"{where}: {row!r} is no fault; write an object with a kind")
-    unknown = [name for name in row if name not in names]
-    if unknown:
-        raise ConfigurationError(f"{where}: unknown {', '.join(unknown)}; there are {', '.join(names)}")
-    try:
-        return Fault(**row)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+    return tuple(
+        read_row(row, f"fault {number} of {len(rows)}", Fault) for number, row in enumerate(rows, start=1)
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -177,15 +177,16 @@ class Pretraining:
         model = self._model
         transformer = _build_transformer(self.recipe, model.codec.channels)
         transformer.load_state_dict(self._average)
-        settings = replace(model.settings, training=dict(training or {}))
+        settings = model.settings.model_copy(update={"training": dict(training or {})})
         return EmbeddedModel(settings, model.codec, transformer)
 
     def _untrained_model(self) -> EmbeddedModel:
         task, recipe = self.task, self.recipe
         edits = bool(task.draw_prompt(np.random.default_rng(self.seed)).source)
         settings = EmbeddedSettings(
-            task.name, task.height, task.width, task.text_length, recipe.text_width, self.seed,
-            edits=edits, frames=task.frames, guided=recipe.prompt_dropout > 0,
+            task=task.name, height=task.height, width=task.width, text_length=task.text_length,
+            text_width=recipe.text_width, seed=self.seed, edits=edits, frames=task.frames,
+            guided=recipe.prompt_dropout > 0,
         )  # fmt: skip
         if recipe.start:
             start = EmbeddedModel.load(recipe.start)

@@ -7,12 +7,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError, SpotlightError
+
+M = TypeVar("M", bound=BaseModel)
 
 _NAMES_ELSEWHERE = {
     "optimizer.learning_rate": "lr learning_rate",
@@ -102,6 +105,23 @@ def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section:
     """
     prefix = f"{section}." if section else ""
     return [_line(problem, model, prefix) for problem in error.errors(include_url=False)]
+
+
+def read_row(
+    row: object, where: str, model: type[M], failure: type[SpotlightError] = ConfigurationError
+) -> M:
+    """Return a row of a file as its model; nothing is converted, as text to a number would be.
+
+    Args:
+        where: file and row, with which a refusal begins.
+        failure: raised if the row is not a table, or a value is missing, unknown or out of range.
+    """
+    if not isinstance(row, Mapping):
+        raise failure(f"{where}: {_shown(row)} has no {', '.join(model.model_fields)}; write a table of them")
+    try:
+        return model.model_validate(row, strict=True)
+    except ValidationError as error:
+        raise failure(f"{where}: {'; '.join(explain(error, model))}") from error
 
 
 def model_of(model: type[BaseModel], section: Sequence[str]) -> type[BaseModel] | None:

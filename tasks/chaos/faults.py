@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -153,7 +152,7 @@ def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None
 def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
     """Return the faults that found no target in a run that has ended, for the next run."""
     return tuple(
-        dataclasses.replace(fault, at_s=max(0.0, fault.at_s - elapsed_s)) if fault.at_s is not None else fault
+        fault if fault.at_s is None else fault.model_copy(update={"at_s": max(0.0, fault.at_s - elapsed_s)})
         for fault in injector.undone
     )
 

@@ -1,7 +1,6 @@
 """Schedules of faults: the same for the same seed, all kinds once there are enough, each due once."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -62,7 +61,7 @@ def test_the_share_of_timed_faults_at_its_ends(seed):
 
 @given(schedules)
 def test_json_and_back(faults):
-    assert faults_from_json(json.dumps([asdict(fault) for fault in faults])) == faults
+    assert faults_from_json(json.dumps([fault.model_dump() for fault in faults])) == faults
 
 
 @given(schedules, st.lists(st.floats(0, 2e4), max_size=20))
@@ -80,7 +79,7 @@ def test_each_fault_comes_due_once_and_not_before_its_moment(faults, moments):
 
 
 def test_two_equal_faults_come_both():
-    twice = (Fault("kill", at_s=1.0), Fault("kill", at_s=1.0))
+    twice = (Fault(kind="kill", at_s=1.0), Fault(kind="kill", at_s=1.0))
     pending = PendingFaults(twice)
     assert pending.due(0.5) == []
     assert pending.due(1.0) == list(twice)
@@ -90,24 +89,24 @@ def test_two_equal_faults_come_both():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (1, "fault 1 of 1: 1 is no fault"),
-        ({"at_s": 1}, "is no fault; write an object with a kind"),
-        ({"kind": "flood", "at_s": 1}, "unknown fault 'flood'; there are kill, notice_then_kill"),
-        ({"kind": "kill", "at_s": 1, "when": 2}, "unknown when; there are kind, at_s"),
+        (1, "fault 1 of 1: 1 has no kind, at_s, iteration"),
+        ({"at_s": 1}, "kind has no value; set kind=..."),
+        ({"kind": "flood", "at_s": 1}, "kind = 'flood': must be one of 'kill', 'notice_then_kill'"),
+        ({"kind": "kill", "at_s": 1, "when": 2}, "when: no such setting; the top level has kind, at_s"),
         ({"kind": "kill"}, "give either at_s, or iteration and phase"),
         ({"kind": "kill", "iteration": 1}, "give either at_s, or iteration and phase"),
         ({"kind": "kill", "at_s": 1, "iteration": 1, "phase": "train"}, "give either at_s, or"),
         ({"kind": "kill", "at_s": 1, "phase": "train"}, "give either at_s, or"),
-        ({"kind": "kill", "at_s": -1}, "at_s is -1; give seconds from 0 on"),
-        ({"kind": "kill", "at_s": float("nan")}, "at_s is nan"),
-        ({"kind": "kill", "at_s": "1"}, "at_s is '1'"),
-        ({"kind": "kill", "iteration": -1, "phase": "train"}, "iteration is -1"),
-        ({"kind": "kill", "iteration": 0, "phase": "lunch"}, "unknown phase 'lunch'; there are explore"),
-        ({"kind": "kill", "at_s": 1, "victim": -1}, "victim is -1"),
+        ({"kind": "kill", "at_s": -1}, "at_s = -1: must be at least 0"),
+        ({"kind": "kill", "at_s": float("nan")}, "at_s = nan: must be finite"),
+        ({"kind": "kill", "at_s": "1"}, "at_s = '1': must be a number"),
+        ({"kind": "kill", "iteration": -1, "phase": "train"}, "iteration = -1: must be at least 0"),
+        ({"kind": "kill", "iteration": 0, "phase": "lunch"}, "phase = 'lunch': must be one of 'explore'"),
+        ({"kind": "kill", "at_s": 1, "victim": -1}, "victim = -1: must be at least 0"),
         ({"kind": "kill", "at_s": 1, "grace_s": 5}, "fault kill has no grace_s; leave it out"),
-        ({"kind": "notice_then_kill", "at_s": 1}, "grace_s is None; give at least 0.0"),
-        ({"kind": "hung_worker", "at_s": 1, "duration_s": -2}, "duration_s is -2; give at least 0.0"),
-        ({"kind": "slow_worker", "at_s": 1, "duration_s": 2, "slowdown": 0.5}, "slowdown is 0.5; give"),
+        ({"kind": "notice_then_kill", "at_s": 1}, "fault notice_then_kill needs grace_s; give it"),
+        ({"kind": "hung_worker", "at_s": 1, "duration_s": -2}, "duration_s = -2: must be at least 0.0"),
+        ({"kind": "slow_worker", "at_s": 1, "duration_s": 2, "slowdown": 0.5}, "slowdown = 0.5: must be"),
     ],
 )  # fmt: skip
 def test_a_fault_that_is_none_is_refused(row, message):
@@ -117,16 +116,7 @@ def test_a_fault_that_is_none_is_refused(row, message):
     assert str(refused.value).startswith("fault 1 of 1: ")
 
 
-@pytest.mark.parametrize(("text", "message"), [("[", "is not JSON"), ("{}", "is a dict; write a list")])
+@pytest.mark.parametrize(("text", "message"), [("[", "not JSON"), ("{}", "is a dict; write a list")])
 def test_a_schedule_that_is_none_is_refused(text, message):
     with pytest.raises(ConfigurationError, match=message):
         faults_from_json(text)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"count": -1}, {"iterations": 0}, {"length_s": float("nan")}, {"kinds": ()}, {"timed_share": 1.1}],
-)
-def test_arguments_out_of_range_are_refused(changed):
-    with pytest.raises(ConfigurationError, match="; give "):
-        draw_faults(**{"seed": 0, "count": 3, "length_s": 9.0, "iterations": 2, **changed})

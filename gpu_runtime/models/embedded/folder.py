@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import reprlib
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import Field
 
 from gpu_runtime.models.files.pipeline_folder import read_json
+from storage.config.errors import read_row
 from storage.config.model import EMBEDDED_PREFIX
+from storage.config.section import OptionValues, Section
 from storage.errors import ModelError, quoted
 
 WEIGHTS_FOLDER = Path(__file__).resolve().parent / "weights"
@@ -28,32 +29,36 @@ _LARGEST = 4096
 """Most pixels per side, text tokens and their width; the project's models have less than a hundredth."""
 
 
-@dataclass(frozen=True)
-class EmbeddedSettings:
-    """The content of `spotlight.json`: settings that are not in the transformer's own configuration.
-
-    Attributes:
-        task: embedded task that the weights were made for.
-        height: canvas height in pixels, a multiple of 8.
-        width: canvas width in pixels, a multiple of 8.
-        text_length: text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence.
-        text_width: width E of a token's embedding.
-        training: figures of the pre-training; nothing reads them.
-        frames: frames of a clip, each with as many tokens as an image; 0 if the model makes images.
-        edits: True if the model changes an image as a prompt asks; otherwise it draws from the prompt alone.
-        guided: True if the model was also trained without prompts, which guidance needs.
-    """
+class EmbeddedSettings(Section):
+    """The content of `spotlight.json`: settings that are not in the transformer's own configuration."""
 
     task: str
-    height: int
-    width: int
-    text_length: int
-    text_width: int
+    """Embedded task that the weights were made for."""
+
+    height: int = Field(gt=0, le=_LARGEST, multiple_of=PATCH)
+    """Height of the canvas in pixels."""
+
+    width: int = Field(gt=0, le=_LARGEST, multiple_of=PATCH)
+    """Width of the canvas in pixels."""
+
+    text_length: int = Field(gt=0, le=_LARGEST)
+    """Text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence."""
+
+    text_width: int = Field(gt=0, le=_LARGEST)
+    """Width E of a token's embedding."""
+
     seed: int
-    training: dict[str, Any] = field(default_factory=dict)
+    training: OptionValues = Field(default={})
+    """Figures of the pre-training; nothing reads them."""
+
     edits: bool = False
-    frames: int = 0
+    """True if the model changes an image as a prompt asks; otherwise it draws from the prompt alone."""
+
+    frames: int = Field(default=0, ge=0, le=_LARGEST)
+    """Frames of a clip, each with as many tokens as an image; 0 if the model makes images."""
+
     guided: bool = False
+    """True if the model was also trained without prompts, which guidance needs."""
 
 
 def resolve_folder(path: str | Path) -> Path:
@@ -90,27 +95,5 @@ def read_settings(path: Path) -> EmbeddedSettings:
     Raises:
         ModelError: if it is damaged, or a size in it is not valid.
     """
-    try:
-        settings = EmbeddedSettings(**read_json(path))
-    except TypeError as error:
-        raise ModelError(
-            f"{path}: not the settings of an embedded model ({error}); restore the file"
-        ) from error
-    for name in ("height", "width", "text_length", "text_width"):
-        value = getattr(settings, name)
-        unit = PATCH if name in ("height", "width") else 1
-        if type(value) is not int or not 0 < value <= _LARGEST or value % unit:
-            raise ModelError(
-                f"{path}: {name} is {reprlib.repr(value)}, not a multiple of {unit} up to {_LARGEST}; "
-                "restore the file"
-            )
-    if type(settings.frames) is not int or not 0 <= settings.frames <= _LARGEST:
-        raise ModelError(
-            f"{path}: frames is {reprlib.repr(settings.frames)}, not a whole number up to {_LARGEST}; "
-            "restore the file"
-        )
-    for name in ("edits", "guided"):
-        value = getattr(settings, name)
-        if type(value) is not bool:
-            raise ModelError(f"{path}: {name} is {reprlib.repr(value)}, not true or false; restore the file")
-    return settings
+    where = f"{path}: not the settings of an embedded model; restore the file"
+    return read_row(read_json(path), where, EmbeddedSettings, ModelError)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,7 +118,7 @@ class EmbeddedModel:
         """Write the folder that `load` reads; existing files in it are replaced."""
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(self.settings), indent=2)
+        text = json.dumps(self.settings.model_dump(), indent=2)
         (folder / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
         self.codec.save(folder / CODEC_FILE)
         transformer: Any = self.transformer
@@ -214,7 +214,7 @@ class EmbeddedModel:
                 f"{PATCH} divides"
             )
         other = copy(self)
-        other._set_size(replace(self.settings, height=height, width=width))
+        other._set_size(self.settings.model_copy(update={"height": height, "width": width}))
         return other
 
     def _set_size(self, settings: EmbeddedSettings) -> None:

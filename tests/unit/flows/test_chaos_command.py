@@ -77,10 +77,10 @@ def test_scorers_and_coordinators_may_die_without_spot_workers():
 
 
 def test_what_met_nobody_is_left_for_the_next_run_and_comes_sooner(tmp_path):
-    timed, triggered = Fault("kill", at_s=30.0), Fault("kill", iteration=2, phase="train")
+    timed, triggered = Fault(kind="kill", at_s=30.0), Fault(kind="kill", iteration=2, phase="train")
     injector = FaultInjector(tmp_path, [timed, triggered])
-    assert left_of(injector, 20.0) == (Fault("kill", at_s=10.0), triggered)
-    assert left_of(injector, 50.0) == (Fault("kill", at_s=0.0), triggered)
+    assert left_of(injector, 20.0) == (Fault(kind="kill", at_s=10.0), triggered)
+    assert left_of(injector, 50.0) == (Fault(kind="kill", at_s=0.0), triggered)
 
 
 def test_a_wrong_setting_is_refused_before_the_runtime_is_imported(monkeypatch: pytest.MonkeyPatch):

@@ -93,7 +93,7 @@ def test_a_kill_meets_a_spot_worker_that_has_joined(stage):
     stage.start("reserved-0", "spot-0", "spot-1")
     stage.start("spot-2", joined=False)
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("kill", at_s=0.0, victim=3)]) as injector:
+    with FaultInjector(stage.folder, [Fault(kind="kill", at_s=0.0, victim=3)]) as injector:
         until(lambda: injector.left == 0, "the kill")
         until(stage.dead, "its death")
     assert stage.dead() == {"spot-1"} and victims(injector) == [("spot-1",)]
@@ -101,12 +101,14 @@ def test_a_kill_meets_a_spot_worker_that_has_joined(stage):
 
 def test_nothing_happens_before_the_first_phase_nor_without_a_victim(stage):
     stage.start("reserved-0", "spot-0")
-    with FaultInjector(stage.folder, [Fault("kill", at_s=0.0), Fault("scorer_death", at_s=0.0)]) as injector:
+    with FaultInjector(
+        stage.folder, [Fault(kind="kill", at_s=0.0), Fault(kind="scorer_death", at_s=0.0)]
+    ) as injector:
         time.sleep(0.3)
         assert injector.done == [] and injector.left == 2
         stage.enter("rollout", 1)
         until(lambda: stage.killed("spot-0"), "the kill")
-        assert injector.undone == (Fault("scorer_death", at_s=0.0),)
+        assert injector.undone == (Fault(kind="scorer_death", at_s=0.0),)
         stage.start("scorer-1")
         until(lambda: stage.killed("scorer-1"), "the scorer's death")
 
@@ -114,7 +116,7 @@ def test_nothing_happens_before_the_first_phase_nor_without_a_victim(stage):
 def test_a_triggered_fault_waits_for_its_iteration_and_phase(stage):
     stage.start("spot-0")
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("kill", iteration=1, phase="train")]) as injector:
+    with FaultInjector(stage.folder, [Fault(kind="kill", iteration=1, phase="train")]) as injector:
         for phase, iteration in (("train", 1), ("rollout", 2)):
             stage.enter(phase, iteration)
         time.sleep(0.3)
@@ -126,7 +128,7 @@ def test_a_triggered_fault_waits_for_its_iteration_and_phase(stage):
 def test_half_at_once_rounds_up(stage):
     stage.start("spot-0", "spot-1", "spot-2")
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("half_at_once", at_s=0.0, victim=2)]) as injector:
+    with FaultInjector(stage.folder, [Fault(kind="half_at_once", at_s=0.0, victim=2)]) as injector:
         until(lambda: len(stage.dead()) == 2, "two deaths")
     assert victims(injector) == [("spot-2", "spot-0")] and stage.dead() == {"spot-0", "spot-2"}
 
@@ -139,7 +141,7 @@ def test_the_notice_is_played_for_its_worker_alone_and_comes_true(stage):
         def flag(worker: str) -> str:
             return httpx.get(notices.url.replace("{worker}", worker) + PREEMPTED_PATH).text
 
-        fault = Fault("notice_then_kill", at_s=0.0, victim=1, grace_s=1.0)
+        fault = Fault(kind="notice_then_kill", at_s=0.0, victim=1, grace_s=1.0)
         with FaultInjector(stage.folder, [fault], notices) as injector:
             until(lambda: injector.done, "the notice")
             assert (flag("spot-0"), flag("spot-1")) == ("FALSE", "TRUE")
@@ -153,7 +155,7 @@ def test_the_notice_is_played_for_its_worker_alone_and_comes_true(stage):
 def test_a_joiner_is_killed_before_it_has_joined(stage):
     stage.start("spot-0", "spot-1")
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("kill_while_joining", at_s=0.0)]):
+    with FaultInjector(stage.folder, [Fault(kind="kill_while_joining", at_s=0.0)]):
         stage.start("spot-1.1", joined=False)
         until(lambda: stage.killed("spot-1.1"), "the joiner's death")
     assert stage.dead() == {"spot-1.1"}
@@ -162,7 +164,7 @@ def test_a_joiner_is_killed_before_it_has_joined(stage):
 def test_the_worker_that_commits_first_is_killed(stage):
     stage.start("spot-0", "spot-1")
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("kill_while_committing", at_s=0.0)]) as injector:
+    with FaultInjector(stage.folder, [Fault(kind="kill_while_committing", at_s=0.0)]) as injector:
         until(lambda: not injector._pending.pending, "the fault is due")
         stage.say("spot-1", "step")
         stage.say("spot-1", "sent")
@@ -173,7 +175,7 @@ def test_the_worker_that_commits_first_is_killed(stage):
 def test_a_hung_worker_stops_and_goes_on(stage):
     stage.start("spot-0")
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("hung_worker", at_s=0.0, duration_s=2.0)]) as injector:
+    with FaultInjector(stage.folder, [Fault(kind="hung_worker", at_s=0.0, duration_s=2.0)]) as injector:
         until(lambda: stage.stopped("spot-0"), "it stops")
         assert injector.left == 1
         until(lambda: injector.left == 0, "it is let go on")
@@ -183,7 +185,7 @@ def test_a_hung_worker_stops_and_goes_on(stage):
 def test_a_slow_worker_stops_again_and_again(stage):
     stage.start("spot-0")
     stage.enter("rollout", 1)
-    fault = Fault("slow_worker", at_s=0.0, duration_s=3.0, slowdown=2.0)
+    fault = Fault(kind="slow_worker", at_s=0.0, duration_s=3.0, slowdown=2.0)
     with FaultInjector(stage.folder, [fault]) as injector:
         for _ in range(2):
             until(lambda: stage.stopped("spot-0"), "it stops")
@@ -195,7 +197,7 @@ def test_a_slow_worker_stops_again_and_again(stage):
 def test_whatever_is_stopped_goes_on_when_the_injector_ends(stage):
     stage.start("spot-0")
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("hung_worker", at_s=0.0, duration_s=600.0)]):
+    with FaultInjector(stage.folder, [Fault(kind="hung_worker", at_s=0.0, duration_s=600.0)]):
         until(lambda: stage.stopped("spot-0"), "it stops")
     assert not stage.stopped("spot-0")
 
@@ -203,7 +205,10 @@ def test_whatever_is_stopped_goes_on_when_the_injector_ends(stage):
 def test_a_restart_meets_driver_or_trainer_and_the_next_life_has_its_own_workers(stage):
     stage.start("reserved-0", "spot-0")
     stage.enter("rollout", 1)
-    faults = [Fault("coordinator_restart", at_s=0.0, victim=1), Fault("kill", iteration=4, phase="rollout")]
+    faults = [
+        Fault(kind="coordinator_restart", at_s=0.0, victim=1),
+        Fault(kind="kill", iteration=4, phase="rollout"),
+    ]
     with FaultInjector(stage.folder, faults) as injector:
         until(lambda: stage.killed("reserved-0"), "the trainer's death")
         old = stage.processes.pop("spot-0")
@@ -247,7 +252,7 @@ def is_dead(process: psutil.Process) -> bool:
 
 def test_the_server_and_the_agents_of_the_driver_are_killed(stage, helpers):
     _, (server, dashboard, runtime_env) = helpers
-    fault, there = Fault("server_death", at_s=0.0), threading.Event()
+    fault, there = Fault(kind="server_death", at_s=0.0), threading.Event()
     pid_of = lambda: server.pid if there.is_set() else None  # noqa: E731
     with FaultInjector(stage.folder, [fault], server_pid=pid_of) as injector:
         time.sleep(0.2)
@@ -256,7 +261,7 @@ def test_the_server_and_the_agents_of_the_driver_are_killed(stage, helpers):
         until(lambda: is_dead(server), "the server's death")
         assert not is_dead(dashboard) and not is_dead(runtime_env)
     assert victims(injector) == [("prefect-server",)]
-    with FaultInjector(stage.folder, [Fault("agent_death", at_s=0.0, victim=1)]) as injector:
+    with FaultInjector(stage.folder, [Fault(kind="agent_death", at_s=0.0, victim=1)]) as injector:
         until(lambda: is_dead(runtime_env), "the agent's death")
         assert not is_dead(dashboard)
     assert victims(injector) == [("ray-runtime-env-agent",)]
@@ -264,7 +269,7 @@ def test_the_server_and_the_agents_of_the_driver_are_killed(stage, helpers):
 
 def test_a_stopped_driver_goes_on(stage, helpers):
     driver = psutil.Process(helpers[0].pid)
-    with FaultInjector(stage.folder, [Fault("stopped_driver", at_s=0.0, duration_s=2.0)]) as injector:
+    with FaultInjector(stage.folder, [Fault(kind="stopped_driver", at_s=0.0, duration_s=2.0)]) as injector:
         until(lambda: driver.status() == psutil.STATUS_STOPPED, "it stops")
         until(lambda: injector.left == 0, "it goes on")
         assert driver.status() != psutil.STATUS_STOPPED

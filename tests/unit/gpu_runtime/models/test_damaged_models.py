@@ -125,10 +125,16 @@ OF_EMBEDDED = {
     ),
     "settings of nothing": (writes("spotlight.json", "{}"), "not the settings of an embedded model"),
     "settings that are no text": (writes("spotlight.json", b"\xff\xfe"), "is no JSON"),
-    "an image without end": (sets("spotlight.json", height=2**40), "not a multiple of 8 up to 4096"),
-    "an odd image": (sets("spotlight.json", width=13), "width is 13, not a multiple of 8"),
-    "text in words": (sets("spotlight.json", text_length="eight"), "text_length is 'eight'"),
-    "guidance in words": (sets("spotlight.json", guided="yes"), "guided is 'yes', not true or false"),
+    "an image without end": (
+        sets("spotlight.json", height=2**40),
+        "height = 1099511627776: must be at most 4096",
+    ),
+    "an odd image": (sets("spotlight.json", width=13), "width = 13: input should be a multiple of 8"),
+    "text in words": (
+        sets("spotlight.json", text_length="eight"),
+        "text_length = 'eight': must be a whole number",
+    ),
+    "guidance in words": (sets("spotlight.json", guided="yes"), "guided = 'yes': must be true or false"),
     "other text": (sets("spotlight.json", text_width=16), "takes text of width 64|takes text of width"),
 }
 OF_FAMILY = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
@@ -107,8 +107,8 @@ class WhatIf:
                 }
                 for answer in self.answers
             ],
-            "break_even_discount": even and even.to_json(),
-            "exploration": worth and worth.to_json(),
+            "break_even_discount": even and asdict(even),
+            "exploration": worth and asdict(worth),
             "conclusions": conclusions(self),
             "basis": basis(self),
             "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
@@ -394,7 +394,7 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
             f"Exploration beside training costs less than {worth.cheapest} if it saves more than {needed} "
             f"of the iterations ({low} to {high})"
         )
-    until, curves = worth.pays_until_usd, result.curves
+    until, curves = worth.pays_until_usd_per_hour, result.curves
     if curves is None or worth.known_to is None or (until is None and worth.stops_at is None):
         return f"{says}."
     if worth.known_to == 1:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpu_runtime.exploration.strategies.plain import PLAIN
@@ -95,6 +95,11 @@ def simulated(
     return Simulation(config, plan, times or times_of(), replay, **more).run()
 
 
+def same(one: SimulatedRun, other: SimulatedRun) -> bool:
+    """Two runs differ at most in the events by which they were worked out."""
+    return replace(one, events=0) == replace(other, events=0)
+
+
 def check_conserved(runs: Sequence[SimulatedRun], reserved: int) -> None:
     """Every paid moment of a run is in one state, and repeating phases changes nothing.
 
@@ -111,5 +116,4 @@ def check_conserved(runs: Sequence[SimulatedRun], reserved: int) -> None:
         assert interval.started_at < interval.ended_at
         assert ends.get(interval.worker, interval.started_at) == interval.started_at
         ends[interval.worker] = interval.ended_at
-    assert json.dumps(run.to_json()) == json.dumps(runs[1].to_json())
-    assert run.intervals == runs[1].intervals
+    assert same(run, runs[1])

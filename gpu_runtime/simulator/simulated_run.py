@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.exploration.strategies.strategy import Strategy
@@ -195,18 +195,3 @@ class SimulatedRun:
         """
         paid = sum(self.paid.values())
         return self.redone_time / paid if paid else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values; times are in ticks."""
-        return {
-            "wall": self.wall,
-            "phases": {phase: self.phases[phase] for phase in sorted(self.phases)},
-            "iterations": self.iterations,
-            "spent": {f"{market}/{state}": self.spent[market, state] for market, state in sorted(self.spent)},
-            "paid": dict(sorted(self.paid.items())),
-            "usd": self.usd,
-            **{
-                name: getattr(self, name)
-                for name in ("drafts", "batches", "redone", "returned", "joined", "notices", "losses")
-            },
-        }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, LearningCurves
@@ -59,7 +59,7 @@ class Milestone:
             "score": self.score,
             "run_seeds": self.run_seeds,
             "unreached": self.unreached,
-            "iterations": self.iterations.to_json(),
+            "iterations": asdict(self.iterations),
             "time_s": self._total(self.iteration_s),
             "usd": self._total(self.iteration_usd),
         }
@@ -143,8 +143,8 @@ class ExplorationWorth:
         known_to: highest share of the baseline's progress that most explored run seeds reached; nothing is
             known beyond it. None without a curve, or where they reached none.
         known_to_score: score at `known_to`.
-        pays_until_usd: price of a spot device up to which it pays at that score, over futures; 0 where it
-            pays at no price, at most the reserved price; None where no score is known.
+        pays_until_usd_per_hour: price of a spot device up to which it pays at that score, over futures; 0
+            where it pays at no price, at most the reserved price; None where no score is known.
         stops_at: share of the baseline's progress from which on it costs more; None if it does not at
             `known_to`.
         stops_at_score: score at `stops_at`.
@@ -154,21 +154,9 @@ class ExplorationWorth:
     saving_needed: Spread
     known_to: float | None = None
     known_to_score: float | None = None
-    pays_until_usd: Spread | None = None
+    pays_until_usd_per_hour: Spread | None = None
     stops_at: float | None = None
     stops_at_score: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {
-            "cheapest": self.cheapest,
-            "saving_needed": self.saving_needed.to_json(),
-            "known_to": self.known_to,
-            "known_to_score": self.known_to_score,
-            "pays_until_usd_per_hour": self.pays_until_usd and self.pays_until_usd.to_json(),
-            "stops_at": self.stops_at,
-            "stops_at_score": self.stops_at_score,
-        }
 
 
 def exploration_worth(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpu_runtime.scheduling.requests import RequestKind
@@ -49,10 +49,6 @@ class Spread:
         """Return the spread of at least one value."""
         return Spread(statistics.median(values), min(values), max(values))
 
-    def to_json(self) -> dict[str, float]:
-        """Return JSON values."""
-        return {"low": self.low, "median": self.median, "high": self.high}
-
 
 @dataclass(frozen=True)
 class PolicyAnswer:
@@ -71,7 +67,7 @@ class PolicyAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
-        figures = {name: spread.to_json() for name, spread in self.figures.items()}
+        figures = {name: asdict(spread) for name, spread in self.figures.items()}
         said = {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best}
         return {**said, "live": self.policy.only_simulated is None, **figures}
 

@@ -177,8 +177,8 @@ def test_where_exploration_pays_by_hand():
     # To 0.38 they take 4 + 4 x 0.08/0.3 and 4 + 4 x 0.9 iterations, so 19/3 instead of 15.2.
     assert worth.stops_at is None
     # 19/3 x (40 + 8 p) <= 15.2 x 48 up to 9.4; <= 15.2 x (34 + 8 p) at any price.
-    assert worth.pays_until_usd is not None
-    assert worth.pays_until_usd.median == pytest.approx((15.2 * 48 / (19 / 3) - 40) / 8)
+    assert worth.pays_until_usd_per_hour is not None
+    assert worth.pays_until_usd_per_hour.median == pytest.approx((15.2 * 48 / (19 / 3) - 40) / 8)
     # The cheapest over futures is one policy: 49 of 56 dollars, though the other one is cheaper in the first.
     futures = [
         answer("reserved", made(48, 0), made(52, 0)),
@@ -192,14 +192,14 @@ def test_where_exploration_pays_by_hand():
     cheap = exploration_worth(answers, CURVES_BY_HAND, 10.0)
     assert cheap is not None and cheap.cheapest == "sized" and cheap.stops_at == pytest.approx(0.05)
     assert cheap.stops_at_score == pytest.approx(0.1 + 0.05 * 0.4)
-    assert cheap.pays_until_usd == worth.pays_until_usd
+    assert cheap.pays_until_usd_per_hour == worth.pays_until_usd_per_hour
     # Explored runs that end below the first level say nothing.
     low = CURVES_BY_HAND.arms | {"stale": (curve(0.1, 0.1, 0.1, 0.1),)}
     poor = CURVES_BY_HAND.model_copy(update={"arms": low})
     nothing = exploration_worth(answers[:3], poor, 10.0)
-    assert nothing is not None and nothing.known_to is None and nothing.pays_until_usd is None
+    assert nothing is not None and nothing.known_to is None and nothing.pays_until_usd_per_hour is None
     unknown = exploration_worth(answers[:3], None, 10.0)
-    assert unknown is not None and unknown.pays_until_usd is None
+    assert unknown is not None and unknown.pays_until_usd_per_hour is None
     assert exploration_worth(answers[:2], None, 10.0) is None
     # What no live run can follow is nothing to be compared with, however cheap.
     beside = exploration_worth([*answers[:3], answer("window", made(1, 0))], CURVES_BY_HAND, 10.0)
@@ -217,7 +217,7 @@ def test_of_drafts_that_are_not_made_nothing_is_credited():
     ours.runs[0].more_per_sample = 0.1  # a thirtieth of what the explored runs made
     assert result.milestones(ours) == []
     worth = result.exploration
-    assert worth is not None and worth.known_to is None and worth.pays_until_usd is None
+    assert worth is not None and worth.known_to is None and worth.pays_until_usd_per_hour is None
     said = " ".join(conclusions(result))
     assert "spotlight makes 0.1 drafts for each sample, and the explored runs" in said
     ours.runs[0].more_per_sample = ours.runs[0].drafts = 0

@@ -6,7 +6,6 @@ ten. A spot device takes two for a step, three to decode and for weights, and tw
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace
 from storage.errors import ConfigurationError
-from tests.simulated import STAYS, simulated, small_config, small_profile, spot_trace, times_of
+from tests.simulated import STAYS, same, simulated, small_config, small_profile, spot_trace, times_of
 
 SLOW = replace(times_of(), spot=times_of(step=2, decode=3, weights=3, start=12))
 
@@ -64,7 +63,7 @@ def test_two_kinds_that_take_the_same_are_one(strategy: Strategy, degrees: int):
     gone = spot_trace((0.0, "add", "s"), (50.5, "remove", "s"))
     one = times_of({2: 0.6})
     runs = [simulated(config, 2, 1, gone, strategy, times=times) for times in (one, replace(one, spot=one))]
-    assert json.dumps(runs[0].to_json()) == json.dumps(runs[1].to_json())
+    assert same(*runs)
     assert runs[0].losses == 1
 
 

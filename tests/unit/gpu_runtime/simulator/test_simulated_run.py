@@ -21,7 +21,7 @@ from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.trace import Trace
 from storage.errors import ConfigurationError
-from tests.simulated import STAYS, simulated, small_config, spot_trace, times_of
+from tests.simulated import STAYS, same, simulated, small_config, spot_trace, times_of
 
 ONE = small_config(iterations=1)
 
@@ -98,7 +98,7 @@ def test_a_trainer_leaves_a_rollout_that_the_other_device_ends_no_later_than_it_
     run = leaving(STAYS)
     assert run.iterations == [28 * TICKS_PER_S, 25 * TICKS_PER_S]
     assert run.spent["spot", "rollout"] == (12 + 18) * TICKS_PER_S
-    assert leaving(STAYS, repeats=False).to_json() == run.to_json()
+    assert same(leaving(STAYS, repeats=False), run)
 
 
 def test_a_trainer_asks_once_all_devices_hold_the_weights():
@@ -271,5 +271,5 @@ def test_chunks_in_one_call_are_committed_as_if_each_were_a_call(notice_s: float
     monkeypatch.setattr(
         GenerationPhase, "undisturbed", lambda phase, device, chunk, left: calls.append(1) or chunk
     )
-    assert run().to_json() == merged.to_json()
+    assert same(run(), merged)
     assert merged.events < len(calls)

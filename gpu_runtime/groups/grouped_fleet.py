@@ -332,7 +332,7 @@ class GroupedFleet:
             if group.open_calls:  # its window has closed: members need not wait for each other
                 self._call_off(group.place)
             self._retire(group)
-        self._registry.follow(Layout((), ()))
+        self._registry.follow(())
         for name, device in self._members.items():
             if name not in self._lost:
                 device.actor.call(Worker.leave_group)

@@ -158,7 +158,7 @@ class MeasuredFleet(GroupedFleet):
             return True
         if not look:
             return False
-        wanted = {group.members for group in self._layout(self._usable()).groups}
+        wanted = {group.members for group in self._layout(self._usable())}
         return wanted != {place.members for place in self._registry.groups}
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:

@@ -141,7 +141,7 @@ def choose_layout(
     stay = _as_they_are(devices, standing, usable)
     if not (devices and left.batches):
         return stay
-    stay_s = batch_ends_s(stay.groups, standing, left, usable, step_times.regroup_s)
+    stay_s = batch_ends_s(stay, standing, left, usable, step_times.regroup_s)
     if trial is not None:
         under_way = any(len(group.members) == trial for group in standing)
         if under_way or 2 * step_times.regroup_s <= TRIAL_SHARE * max(stay_s):
@@ -150,9 +150,9 @@ def choose_layout(
     at_once = largest = min(left.batches, len(devices))  # then half as many batches at a time, a quarter, ...
     while at_once:
         layout = plan_layout(devices, usable, before, at_once, largest)
-        ends_s = batch_ends_s(layout.groups, standing, left, usable, step_times.regroup_s)
+        ends_s = batch_ends_s(layout, standing, left, usable, step_times.regroup_s)
         sooner = (max(ends_s), sum(ends_s)) < (max(best_s), sum(best_s))
-        if sooner and _clearly_better(ends_s, stay_s, left.batches < len(stay.groups)):
+        if sooner and _clearly_better(ends_s, stay_s, left.batches < len(stay)):
             best, best_s = layout, ends_s
         at_once //= 2
     return best
@@ -200,7 +200,7 @@ def _as_they_are(
     groups = [group for group in standing if len(group.members) in usable]
     taken = {member for group in groups for member in group.members}
     groups += [Group(devices[name], (name,)) for name in sorted(devices) if name not in taken]
-    return Layout(tuple(groups), ())
+    return tuple(groups)
 
 
 def name_of(group: Group) -> str:

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from storage.errors import ConfigurationError, SchedulingError
+from storage.errors import SchedulingError
 
 _RATE_PARTS = 1000
 
@@ -41,18 +41,8 @@ class Group:
         return all(devices.get(member) == self.instance for member in self.members)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Groups, and the devices that no group can use.
-
-    Attributes:
-        groups: groups by instance, the largest first.
-        idle: device names; empty if a device may work alone.
-    """
-
-    groups: tuple[Group, ...]
-    idle: tuple[str, ...]
-
+Layout: TypeAlias = tuple[Group, ...]
+"""Groups by instance, the largest first. A device that no group can use is in none."""
 
 _Worth = tuple[int, int, int, int]
 """The worth of a choice: its rate, minus its idle devices, those that stay in their groups, and its groups.
@@ -81,6 +71,8 @@ def plan_layout(
 ) -> Layout:
     """Choose the groups.
 
+    Degrees, times and `at_once` are above 0: tables of measured times and profiles take no others.
+
     Args:
         devices: live device → its instance.
         step_s: degree → measured seconds of a denoising step at the resolution in question. Only these
@@ -92,13 +84,8 @@ def plan_layout(
             devices work alone, if degree 1 is measured.
         largest: largest `at_once` asked of the same devices and groups, which then share one table; None for
             this one.
-
-    Raises:
-        ConfigurationError: if a degree, a time or `at_once` is not a positive number.
     """
     rates = rate_of(step_s)
-    if at_once is not None and at_once < 1:
-        raise ConfigurationError(f"at_once is {at_once}; it must be at least 1, or None for no limit")
     instances: dict[str, list[str]] = {}
     for device in sorted(devices):
         instances.setdefault(devices[device], []).append(device)
@@ -125,8 +112,7 @@ def plan_layout(
     groups: list[Group] = []
     for name, degrees in zip(names, chosen, strict=True):
         groups += _assign(name, instances[name], degrees, standing[name], former)
-    used = {member for group in groups for member in group.members}
-    return Layout(tuple(groups), tuple(device for device in sorted(devices) if device not in used))
+    return tuple(groups)
 
 
 def large_first(degrees: Iterable[int], most: int) -> dict[int, float]:
@@ -135,18 +121,7 @@ def large_first(degrees: Iterable[int], most: int) -> dict[int, float]:
 
 
 def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
-    """Return the denoising steps a second by degree, in thousandths of the best, as the layout compares them.
-
-    Raises:
-        ConfigurationError: if a degree or a time is not a positive number.
-    """
-    if not step_s:
-        raise ConfigurationError("no step time is measured for any degree; measure at least one")
-    for degree, seconds in step_s.items():
-        if degree < 1 or not seconds > 0:
-            raise ConfigurationError(
-                f"a denoising step at degree {degree} takes {seconds} s; both must be positive"
-            )
+    """Return the denoising steps a second by degree, in thousandths of the best: layouts compare them."""
     best = min(step_s.values())
     # At least 1: a slow group is still better than none.
     return {degree: max(1, round(_RATE_PARTS * best / seconds)) for degree, seconds in step_s.items()}
@@ -298,15 +273,15 @@ class GroupRegistry:
         Groups in `broken` are formed again even if their members stay. Returns None if nothing
         changes; then no epoch begins. Raises SchedulingError if a member is in two groups.
         """
-        members = [member for group in layout.groups for member in group.members]
+        members = [member for group in layout for member in group.members]
         if len(members) != len(set(members)):
             twice = sorted({member for member in members if members.count(member) > 1})
             raise SchedulingError(f"{', '.join(twice)} would be in two groups at a time")
-        wanted = {group.members for group in layout.groups}
+        wanted = {group.members for group in layout}
         kept = [g for g in self.groups if g.members in wanted and g not in broken]
         held = {group.members for group in kept}
         dissolved = tuple(group for group in self.groups if group.members not in held)
-        coming = [group for group in layout.groups if group.members not in held]
+        coming = [group for group in layout if group.members not in held]
         if not dissolved and not coming:
             return None
         self.epoch += 1

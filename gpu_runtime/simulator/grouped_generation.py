@@ -230,4 +230,4 @@ class _StaticFleet(GroupedFleet):
         taken = {member for group in standing for member in group.members}
         taken |= {name for name, group in self._former.items() if group.open_calls}
         free = {name: instance for name, instance in places.items() if name not in taken}
-        return Layout((*stay, *plan_layout(free, self._step_s).groups), ())
+        return (*stay, *plan_layout(free, self._step_s))

@@ -13,9 +13,6 @@ from storage.record.ledger import judge_usd, read_ledger
 from storage.record.reading import RecordConnection
 from storage.record.run_store import RunStore
 
-TRAINER = "reserved-0"
-"""The worker that exists whenever a run is at work, and only then."""
-
 SPANS = """
     SELECT run_id, started_at, ended_at FROM iterations
     UNION ALL SELECT run_id, started_at, ended_at FROM evaluations
@@ -25,16 +22,21 @@ SPANS = """
 """
 """The query of the times at which runs were at work; they overlap."""
 
+REACH = """max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"""
+"""The latest end of the spans before one: only what a span has after it counts, so that no time counts twice.
+
+No single worker is there throughout: each may be lost and replaced, a trainer too.
+"""
+
+_WORKED = f"""
+    SELECT run_id, sum(greatest(ended_at - greatest(started_at, coalesce(reach, started_at)), 0)) AS wall_s
+    FROM (SELECT *, {REACH} AS reach FROM ({SPANS})) GROUP BY run_id
+"""
+"""The query of the time for which each run was at work."""
+
 OVERVIEW = f"""
-    WITH reached AS (
-        SELECT *, max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach FROM ({SPANS})
-    ),
-    worked AS (
-        SELECT run_id,
-            sum(greatest(ended_at - greatest(started_at, coalesce(reach, started_at)), 0)) AS wall_s
-        FROM reached GROUP BY run_id
-    ),
+    WITH worked AS ({_WORKED}),
     scored AS (
         SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
             max(score) AS score_best, arg_min(exact, iteration) AS exact_before,
@@ -170,14 +172,13 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
     with store.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
         [(config, environment, iterations, unjudged, wall_s)] = connection.execute(
-            """
+            f"""
             SELECT config, environment, (SELECT count(*) FROM iterations WHERE run_id = $run),
                 (SELECT count(*) FROM evaluation_images WHERE run_id = $run AND error IS NOT NULL),
-                (SELECT sum(ended_at - started_at) FROM worker_states
-                    WHERE run_id = $run AND worker = $trainer)
+                (SELECT wall_s FROM ({_WORKED}) WHERE run_id = $run)
             FROM runs WHERE run_id = $run
             """,
-            {"run": run_id, "trainer": TRAINER},
+            {"run": run_id},
         ).fetchall()
         [(deviation, errors, failed, drafts)] = connection.execute(
             """

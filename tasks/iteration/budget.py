@@ -13,41 +13,40 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.record.checkpoints import CheckpointStore
 from storage.record.records import JUDGE_USD, IterationRecord
-from storage.record.results import TRAINER, held_out_curve
+from storage.record.results import REACH, held_out_curve
 
 if TYPE_CHECKING:  # `resume` does not wait for Prefect to refuse a run
     from storage.record.run_store import RunRow, RunStore
     from tasks.iteration.session import Session
 
-_STATE = ("worker", "started_at", "ended_at", "usd_per_hour")
+_STATE = ("started_at", "ended_at", "usd_per_hour")
 
-_PARTS = """
+_PARTS = f"""
     WITH begun AS (
-        SELECT 'iteration' AS phase, iteration, started_at AS begun_at FROM iterations WHERE run_id = $run
-        UNION ALL SELECT 'evaluation', iteration, started_at FROM evaluations WHERE run_id = $run
-        UNION ALL SELECT 'iteration', $number, $begun_at
-    ), states AS (
-        SELECT phase, iteration, worker, started_at, ended_at, usd_per_hour FROM worker_states
+        SELECT 'iteration' AS phase, iteration, started_at AS begun_at, ended_at AS done_at FROM iterations
             WHERE run_id = $run
-        UNION ALL SELECT 'iteration', $number, unnest($worker::VARCHAR[]), unnest($started_at::DOUBLE[]),
+        UNION ALL SELECT 'evaluation', iteration, started_at, ended_at FROM evaluations WHERE run_id = $run
+        UNION ALL SELECT 'iteration', $number, $begun_at, $done_at WHERE $number IS NOT NULL
+    ), spans AS (
+        SELECT run_id, phase, iteration, started_at, ended_at, usd_per_hour FROM worker_states
+            WHERE run_id = $run
+        UNION ALL SELECT $run, 'iteration', $number, unnest($started_at::DOUBLE[]),
             unnest($ended_at::DOUBLE[]), unnest($usd_per_hour::DOUBLE[])
-    ), paid AS (
-        SELECT phase, iteration, usd_per_hour, (worker = $trainer)::INTEGER AS at_work,
-            (ended_at - started_at) / 3600 AS hours,
-            greatest(0, ended_at - greatest(started_at, begun_at)) / 3600 AS own_hours
-        FROM states LEFT JOIN begun USING (phase, iteration)
-    ), judged AS (
-        SELECT 'iteration' AS phase, iteration, value FROM iteration_metrics
+        UNION ALL SELECT $run, phase, iteration, begun_at, done_at, 0 FROM begun
+    ), used AS (
+        SELECT phase, iteration, (ended_at - started_at) / 3600 * usd_per_hour AS usd,
+            greatest(0, ended_at - greatest(started_at, reach)) / 3600 AS hours,
+            greatest(0, ended_at - greatest(started_at, begun_at)) / 3600 * usd_per_hour AS own_usd,
+            greatest(0, ended_at - greatest(started_at, begun_at, reach)) / 3600 AS own_hours
+        FROM (SELECT *, {REACH} AS reach FROM spans) LEFT JOIN begun USING (phase, iteration)
+        UNION ALL SELECT 'iteration', iteration, value, 0, value, 0 FROM iteration_metrics
             WHERE run_id = $run AND name = $judge
-        UNION ALL SELECT 'evaluation', iteration, value FROM evaluation_image_figures
+        UNION ALL SELECT 'evaluation', iteration, value, 0, value, 0 FROM evaluation_image_figures
             WHERE run_id = $run AND name = $judge
-        UNION ALL SELECT 'iteration', $number, $judge_usd WHERE $number IS NOT NULL
+        UNION ALL SELECT 'iteration', $number, $judge_usd, 0, $judge_usd, 0 WHERE $number IS NOT NULL
     )
-    SELECT phase, iteration, sum(usd), sum(hours), sum(own_usd), sum(own_hours) FROM (
-        SELECT phase, iteration, hours * usd_per_hour AS usd, hours * at_work AS hours,
-            own_hours * usd_per_hour AS own_usd, own_hours * at_work AS own_hours FROM paid
-        UNION ALL SELECT phase, iteration, value, 0, value, 0 FROM judged
-    ) GROUP BY phase, iteration ORDER BY iteration
+    SELECT phase, iteration, sum(usd), sum(hours), sum(own_usd), sum(own_hours) FROM used
+    GROUP BY phase, iteration ORDER BY iteration
 """
 """Dollars and hours of each iteration and evaluation, and of the iteration `$number`, which is not committed.
 
@@ -78,8 +77,8 @@ def spending(
         is_due: True if an evaluation follows that iteration, whatever comes after it.
     """
     values = {
-        "run": run_id, "trainer": TRAINER, "judge": JUDGE_USD,
-        "number": record and record.iteration, "begun_at": record and record.started_at,
+        "run": run_id, "judge": JUDGE_USD, "number": record and record.iteration,
+        "begun_at": record and record.started_at, "done_at": record and record.ended_at,
         "judge_usd": record and record.metrics.get(JUDGE_USD, 0.0),
         **{name: [getattr(one, name) for one in record.intervals] if record else [] for name in _STATE},
     }  # fmt: skip

@@ -18,6 +18,7 @@ from storage.evaluations.reproductions import reference_of
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.records import JUDGE_USD, StateInterval
+from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tasks.iteration.budget import (
@@ -125,6 +126,22 @@ def test_all_lives_and_judges_count_and_the_start_of_devices_is_not_expected_aga
         assert used.hours == pytest.approx((9 + 3 * 18 + 360) / 3600)
         assert used.next_usd == pytest.approx(ITERATION_USD + 0.5 + EVALUATION_USD)
         assert used.next_hours == pytest.approx(27 / 3600)
+
+
+def test_the_hours_count_whichever_trainers_are_lost_and_replaced(store: RunStore):
+    config = begun(store, 1, hours=(9 + 2 * 18 + 18 + 9) / 3600 - 1e-6)
+    lives = [("reserved-0", 0, 4), ("reserved-1", 0, 12), ("reserved-0.1", 10, 17)]  # for a second, none
+    states = [
+        StateInterval(worker, "reserved", "train", AT + 36 + begin, AT + 36 + end, 10.98)
+        for worker, begin, end in lives
+    ]
+    record = dataclasses.replace(iteration_record("r", 2, AT + 36, 8), intervals=states)
+    used = spending(store, "r", record)
+    assert used.hours == pytest.approx((9 + 2 * 18) / 3600) and used.next_hours == pytest.approx(27 / 3600)
+    assert used.usd == pytest.approx(EVALUATION_USD + ITERATION_USD + (4 + 12 + 7) * 10.98 / 3600)
+    assert after(store, config, record).ended_early.startswith("budget.hours is")
+    store.commit_iteration(record)
+    assert run_result(store, "r")["wall_s"] == pytest.approx(9 + 2 * 18)
 
 
 def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ from storage.evaluations.separate import comparable, compare_evaluations
 from storage.home import Home
 from storage.prompts.files import draw_subset, load_run_prompts, part_in_words
 from tasks.evaluation import evaluate_weights, record_separately
+from tasks.inputs import judge_digests
 
 
 @flow(name="evaluate", persist_result=False)
@@ -43,7 +44,7 @@ def evaluate_model(
     started = time.monotonic()
     home = Home.from_environment().ensure()
     # Before the work: that must not change what `compare` means, nor must this fail after it.
-    earlier = None if compare is None else comparable(home, config, compare)
+    earlier = None if compare is None else comparable(home, config, judge_digests(config), compare)
     _, held_out = load_run_prompts(config)
     part = part_in_words(draw_subset(held_out, config.evaluation.prompts), held_out)
     reporter().note(f"evaluating {run_id or config.model.path} on {part}")

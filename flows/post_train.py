@@ -171,8 +171,8 @@ def enter_run(
         given: further facts to store with a new run; empty ones are left out.
 
     Raises:
-        ConfigurationError: the run is finished, is running elsewhere, has another configuration, its prompts
-            or model have changed, or it cannot repeat recorded decisions; nothing is changed then.
+        ConfigurationError: the run is finished, is running elsewhere, has another configuration, its files
+            have changed, or it cannot repeat recorded decisions; nothing is changed then.
     """
     store.reconcile()
     store.sweep_ended()
@@ -181,7 +181,7 @@ def enter_run(
     except RunNotFoundError:
         check_run_id(run_id)
         refuse_unfit_decisions(given or {}, config.exploration)
-        facts = environment() | input_digests(config.model, config.prompts) | plugin_facts(config)
+        facts = environment() | input_digests(config) | plugin_facts(config)
         facts |= preset_fact(preset) | {name: value for name, value in (given or {}).items() if value}
         store.create_run(run_id, config, facts, os.getpid())
         return
@@ -191,7 +191,7 @@ def enter_run(
             f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` "
             "takes its own"
         )
-    refuse_changed_inputs(known.environment, config.model, config.prompts)
+    refuse_changed_inputs(known.environment, config)
     refuse_unfit_decisions(known.environment, config.exploration)
     store.resume_run(run_id, os.getpid())
     _note_other_versions(store, known)

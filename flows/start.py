@@ -128,13 +128,14 @@ def evaluate(
     from flows.judges import judges_beside
     from flows.server.prefect_server import prefect_server
     from storage.evaluations.separate import comparable
+    from tasks.inputs import judge_digests
 
     with stops_in_order("Stopped; nothing of the evaluation is kept."):
         home = Home.from_environment().ensure()
         changes = [*settings, *cluster_setting(cluster, ray_address)]
         config, named = evaluated_configuration(home, run_id, preset, changes)
         look_at_inputs(config)
-        earlier = None if compare is None else comparable(home, config, compare)
+        earlier = None if compare is None else comparable(home, config, judge_digests(config), compare)
         folder = None if images is None else claim_folder(images, "--images")
         reporter().note(f"starting an evaluation of {run_id or config.model.path}")
         # Prefect reads its settings when it is imported: the server comes first.
@@ -218,7 +219,7 @@ def resumed_configuration(
     if limits:
         check_iterations(row, config.iterations)
     refuse_spent_budget(RunStore(home), row, config)
-    refuse_changed_inputs(row.environment, config.model, config.prompts)
+    refuse_changed_inputs(row.environment, config)
     return config
 
 

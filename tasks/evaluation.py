@@ -95,7 +95,7 @@ def scored_again(home: Home, config: RunConfig, run_id: str) -> Reference:
         CheckpointError: the run has no checkpoint in this home, or its newest one is damaged.
     """
     # Of the code and the inputs that the evaluation begins with: before it, as it takes long.
-    facts = environment() | input_digests(config.model, config.prompts) | plugin_facts(config)
+    facts = environment() | input_digests(config) | plugin_facts(config)
     score = evaluate_weights.with_options(task_run_name="evaluate-again {run_id}")
     evaluated = score(home, config, run_id, again=True)
     found = evaluated.evaluation
@@ -146,7 +146,7 @@ def record_separately(
         evaluated.ended_at, evaluation.score, evaluation.exact, len(images),
         None if folder is None else str(folder), config.model_dump(mode="json"),
         environment()
-        | input_digests(config.model, config.prompts)
+        | input_digests(config)
         | verdict_fact(config.reward)
         | preset_fact(preset),
     )  # fmt: skip

@@ -13,17 +13,18 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.files.lora_file import lora_files
 from gpu_runtime.models.registry import family_of
-from gpu_runtime.rewards.registry import chosen_scorer
+from gpu_runtime.rewards.registry import SCORERS, chosen_judge, chosen_scorer
 from storage.config.exploration import ExplorationConfig
-from storage.config.model import ModelConfig
-from storage.config.run_config import PromptsConfig, RewardConfig, RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.environment import (
     BEFORE_ROLLOUT,
     BESIDE_TRAINING,
     CLIPS_RATIO,
     DRAFTS_ARE_MADE,
     GIVES_VERDICT,
+    JUDGE_DIGEST,
     NO_DRAFTS,
+    REWARD_DIGEST,
     read_decisions,
 )
 from storage.errors import ConfigurationError
@@ -35,25 +36,49 @@ _SHOWN = 12
 _LARGE_BYTES = 1 << 20
 
 
-def input_digests(model: ModelConfig, prompts: PromptsConfig) -> dict[str, str]:
-    """Return SHA-256 (hexadecimal) of the prompt files and the model's and adapter's files, to be stored.
+def input_digests(config: RunConfig) -> dict[str, str]:
+    """Return SHA-256 (hexadecimal) of the files that a run reads, to be stored.
 
     Returns:
         `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of the list
         of digests and names that `sha256sum` prints of the model's files. A dataset of several files, a
         prompt file with the images that its rows name, and the adapter that a run starts from (`digest
-        adapter`) have such a list too.
+        adapter`) have such a list too. `judge_digests` follow.
 
     Raises:
-        PromptFileError, ModelError: a file is missing.
+        ConfigurationError, PromptFileError, ModelError: a file is missing.
     """
-    adapter = model.adapter
+    model, prompts, adapter = config.model, config.prompts, config.model.adapter
     return {
         "digest prompts.train": _digest_prompts(prompts.train),
         "digest prompts.evaluate": _digest_prompts(prompts.evaluate),
         "digest model": _digest_list(family_of(model).files(model)),
         **({"digest adapter": _digest_list(lora_files(adapter))} if adapter else {}),
+        **judge_digests(config),
     }
+
+
+def judge_digests(config: RunConfig) -> dict[str, str]:
+    """Return SHA-256 of the files in which the reward and the second judge are written.
+
+    Returns:
+        `digest reward` and `digest evaluation.judge`; none for a scorer of Spotlight's own. A sum of scorers
+        in several files has the digest of their list.
+
+    Raises:
+        ConfigurationError: a scorer does not exist, or one of its options is wrong.
+    """
+    return {name: _digest_files(files) for name, files in _judge_files(config).items()}
+
+
+def _judge_files(config: RunConfig) -> dict[str, list[Path]]:
+    reward, judge = chosen_scorer(config.reward), chosen_judge(config.reward, config.evaluation)
+    names = {
+        REWARD_DIGEST: [reward.name, *(part.name for part in reward.judges)],
+        JUDGE_DIGEST: [judge.name] if judge else [],
+    }
+    found = {fact: [*dict.fromkeys(filter(None, map(SCORERS.source, some)))] for fact, some in names.items()}
+    return {fact: files for fact, files in found.items() if files}
 
 
 def images_in_words(config: RunConfig) -> str:
@@ -95,8 +120,8 @@ def verdict_fact(reward: RewardConfig) -> dict[str, str]:
     return {GIVES_VERDICT: "yes" if gives_verdict(reward) else "no"}
 
 
-def refuse_changed_inputs(environment: Mapping[str, str], model: ModelConfig, prompts: PromptsConfig) -> None:
-    """Refuse to resume a run with prompts, a model or an adapter that differ from those at its start.
+def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:
+    """Refuse to resume a run with prompts, a model, an adapter or judges that differ from those at its start.
 
     Args:
         environment: the run's environment with the digests from its start; what has none passes.
@@ -105,15 +130,20 @@ def refuse_changed_inputs(environment: Mapping[str, str], model: ModelConfig, pr
         ConfigurationError: inputs have changed; the message names them all.
         PromptFileError, ModelError: a file is missing.
     """
+    model, prompts = config.model, config.prompts
     values = {
         "digest prompts.train": f"prompts.train = {prompts.train!r}",
         "digest prompts.evaluate": f"prompts.evaluate = {prompts.evaluate!r}",
         "digest model": f"model.path = {model.path!r}",
         "digest adapter": f"model.adapter = {model.adapter!r}",
+        **{
+            fact: f"{fact.removeprefix('digest ')} in {', '.join(map(str, files))}"
+            for fact, files in _judge_files(config).items()
+        },
     }
     changed = [
         f"{values[name]} (SHA-256 {digest[:_SHOWN]}, was {environment[name][:_SHOWN]})"
-        for name, digest in input_digests(model, prompts).items()
+        for name, digest in input_digests(config).items()
         if environment.get(name, digest) != digest
     ]
     if changed:
@@ -124,7 +154,10 @@ def refuse_changed_inputs(environment: Mapping[str, str], model: ModelConfig, pr
 
 
 def _digest_prompts(path: str) -> str:
-    files = [*prompt_files(path), *source_files(path)]
+    return _digest_files([*prompt_files(path), *source_files(path)])
+
+
+def _digest_files(files: Sequence[Path]) -> str:
     return _digest(files[0]) if len(files) == 1 else _digest_list(files)
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar
@@ -97,8 +98,17 @@ class Registry(Generic[Kind]):
         """
         if name in self._own:
             return self._own[name]
+        return self._imported(name, self._path(name, setting), setting)
+
+    def source(self, name: str) -> Path | None:
+        """Return the file of the module of a thing that was found; None for the project's own things."""
+        file = None if name in self._own else _module(self._path(name, "")).__file__
+        return Path(file) if file is not None and os.path.isfile(file) else None  # it may lie in an archive
+
+    def _path(self, name: str, setting: str) -> str:
+        """Return `package.module:Name` or `path/to/file.py:Name` of a name that is not the project's own."""
         if ":" in name:
-            return self._imported(name, name, setting)
+            return name
         paths = sorted({entry.value for entry in entry_points(group=self.group, name=name)})
         if len(paths) > 1:
             raise ConfigurationError(
@@ -106,7 +116,7 @@ class Registry(Generic[Kind]):
                 f"({', '.join(paths)}); write which one"
             )
         if paths:
-            return self._imported(name, paths[0], setting)
+            return paths[0]
         near = difflib.get_close_matches(name.lower(), self.names(), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigurationError(
@@ -144,13 +154,10 @@ class Registry(Generic[Kind]):
         return f"{setting} = {quoted(name)}{origin}"
 
     def _imported(self, name: str, path: str, setting: str) -> Kind:
-        module, _, attribute = path.rpartition(":")
         said = f"{self._given(name, setting)}: "
         try:
-            found: Any = (
-                _module_of_file(module) if module.endswith(".py") else importlib.import_module(module)
-            )
-            for part in attribute.split("."):
+            found: Any = _module(path)
+            for part in path.rpartition(":")[2].split("."):
                 found = getattr(found, part)
         # The module is third-party code: what it raises while it is imported is not known.
         except (Exception, SystemExit) as error:  # a script without a guard ends itself
@@ -181,6 +188,12 @@ def absolute_name(name: str) -> str:
     """Return the name of a thing with the path of its file absolute, where it has one."""
     file, _, attribute = name.rpartition(":")
     return f"{os.path.abspath(os.path.expanduser(file))}:{attribute}" if file.endswith(".py") else name
+
+
+def _module(path: str) -> ModuleType:
+    """Import the module of `package.module:Name` or `path/to/file.py:Name`."""
+    module = path.rpartition(":")[0]
+    return _module_of_file(module) if module.endswith(".py") else importlib.import_module(module)
 
 
 def _module_of_file(path: str) -> ModuleType:

@@ -11,7 +11,7 @@ from typing import Any
 
 from storage.config.loading import differing, stored_config
 from storage.config.run_config import RunConfig
-from storage.environment import gives_verdict
+from storage.environment import JUDGE_DIGEST, REWARD_DIGEST, gives_verdict
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.prompts.files import draw_subset, load_run_prompts
@@ -149,8 +149,11 @@ _OF_NO_CONCERN = (
 """Settings that do not affect any image of an evaluation."""
 
 
-def comparable(home: Home, config: RunConfig, name: str) -> str:
+def comparable(home: Home, config: RunConfig, facts: Mapping[str, str], name: str) -> str:
     """Return the identifier of the evaluation of that name, or run; refuse one that does not compare.
+
+    Args:
+        facts: at least the digest of the reward's file, if it has one.
 
     Raises:
         RunNotFoundError: there is no such evaluation.
@@ -158,7 +161,7 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
     """
     store = EvaluationStore(home)
     earlier = store.find(name)
-    refuse_other_judge(earlier, config)
+    refuse_other_judge(earlier, config, facts)
     _, held_out = load_run_prompts(config)
     prompts = draw_subset(held_out, config.evaluation.prompts)
     known = {(image.prompt_id, image.prompt) for image in store.images(earlier.evaluation_id)}
@@ -203,7 +206,7 @@ def difference_of(
     from storage.evaluations.quality import JUDGE, image_changes
 
     old, new = before[0].config, after[0].config
-    refuse_other_judge(before[0], new)
+    refuse_other_judge(before[0], new, after[0].environment)
     judged = [
         {(i.prompt_id, i.prompt, i.seed_index): i for i in images if i.error is None}
         for _, images in (before, after)
@@ -219,7 +222,10 @@ def difference_of(
     for early, late in pairs:
         by_prompt[late.unit].append((late.score - early.score, float(late.exact) - float(early.exact)))
     figures = tagged_figures(by_prompt, lowest=-1.0)
-    judges = [(config.evaluation.judge, config.evaluation.options) for config in (old, new)]
+    judges = [
+        (config.evaluation.judge, config.evaluation.options, side.environment.get(JUDGE_DIGEST))
+        for config, side in ((old, before[0]), (new, after[0]))
+    ]
     return {
         "before": before[0].evaluation_id,
         "after": after[0].evaluation_id,
@@ -238,7 +244,7 @@ def difference_of(
     } | (figures if after[0].gives_verdict else graded(figures))
 
 
-def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
+def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig, facts: Mapping[str, str]) -> None:
     """Refuse to compare scores of different scales; the message names the settings that differ."""
     other = earlier.config
     differing = [name for name in _differing(other, config) if name.startswith("reward.")]
@@ -247,6 +253,13 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
             f"evaluation {earlier.evaluation_id} was judged by another reward "
             f"(reward.scorer = {other.reward.scorer!r}, now {config.reward.scorer!r}; "
             f"{', '.join(differing)}); their scores do not compare: evaluate both with the same one"
+        )
+    was, now = earlier.environment.get(REWARD_DIGEST), facts.get(REWARD_DIGEST)
+    if was and now and was != now:
+        raise ConfigurationError(
+            f"the file of reward.scorer = {config.reward.scorer!r} has changed since evaluation "
+            f"{earlier.evaluation_id} (SHA-256 {now[:12]}, was {was[:12]}); their scores do not compare: "
+            "evaluate both with the same one"
         )
 
 

@@ -64,7 +64,7 @@ def test_a_run_from_another_one_s_export_begins_with_the_very_policy_and_trains_
         lora / "pytorch_lora_weights.safetensors"
     )
     with pytest.raises(ConfigurationError, match=r"model\.adapter = .*lora' \(SHA-256 .*, was "):
-        refuse_changed_inputs(facts, again.model, again.prompts)
+        refuse_changed_inputs(facts, again)
 
 
 def test_a_run_on_pairs_of_a_file(home: Home, tmp_path: Path):

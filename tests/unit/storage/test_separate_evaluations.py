@@ -153,7 +153,20 @@ def test_other_judges_and_other_prompts_do_not_compare(store: EvaluationStore, t
         compare_evaluations(Home(tmp_path), "before", "elsewhere")
     config = RunConfig.model_validate(BASE)
     with pytest.raises(ConfigurationError, match="has none of these 96 prompts"):
-        comparable(Home(tmp_path), config, "before")
+        comparable(Home(tmp_path), config, {}, "before")
+
+
+def test_two_versions_of_a_rewards_file_do_not_compare(store: EvaluationStore):
+    for key, digest in (("before", "1" * 64), ("after", "2" * 64), ("unknown", "")):
+        facts = {"digest reward": digest} if digest else {}
+        made = dataclasses.replace(evaluation(key, None, 1.0), environment=facts)
+        store.commit(made, [image(0, 0, 1.0, prompt="a cat")])
+    changed = r"file of reward\.scorer = 'shapes' has changed since evaluation before \(SHA-256 2{12}, was 1"
+    with pytest.raises(ConfigurationError, match=changed):
+        compared(store)
+    with pytest.raises(ConfigurationError, match=changed):
+        comparable(store.home, RunConfig.model_validate(BASE), {"digest reward": "2" * 64}, "before")
+    assert compare_evaluations(store.home, "unknown", "after")["pairs"] == 1, "recorded without the digest"
 
 
 @pytest.fixture

@@ -84,6 +84,13 @@ def test_a_setting_of_a_section_is_named_and_the_cluster_is_none():
     ]
 
 
+def test_another_version_of_the_rewards_file_is_named():
+    was, now = (reference(environment=environment(**{"digest reward": digit * 64})) for digit in "45")
+    assert compare(was, now, 0).causes == [
+        {"kind": "data", "what": "SHA-256 of reward", "was": "4" * 12, "is": "5" * 12}
+    ]
+
+
 def test_a_prompt_is_named_with_both_texts():
     now = reference(
         prompts={"train": {0: "a", 1: "B", 7: "used by this run only"}, "evaluate": {0: "c"}},

@@ -19,7 +19,7 @@ from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_with_sources
-from storage.config.run_config import RunConfig
+from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
 from storage.config.sequence_parallel import AUTO, MOST_DEGREE
 from storage.errors import ConfigurationError, ModelError, PromptFileError
 from storage.prompts.files import PromptRecord
@@ -189,14 +189,12 @@ def copied_config(tmp_path: Path) -> RunConfig:
 
 
 def test_digests_are_those_of_the_content(copied_config: RunConfig):
-    digests = input_digests(copied_config.model, copied_config.prompts)
+    digests = input_digests(copied_config)
     assert set(digests) == {"digest prompts.train", "digest prompts.evaluate", "digest model"}
     content = Path(copied_config.prompts.train).read_bytes()
     assert digests["digest prompts.train"] == hashlib.sha256(content).hexdigest()
     carried = copied_config.model_copy(update={"model": RunConfig().model})
-    assert input_digests(carried.model, carried.prompts)["digest model"] == digests["digest model"], (
-        "the same files elsewhere"
-    )
+    assert input_digests(carried)["digest model"] == digests["digest model"], "the same files elsewhere"
 
 
 def test_a_dataset_of_several_files_is_known_by_all_of_them(copied_config: RunConfig, tmp_path: Path):
@@ -205,26 +203,53 @@ def test_a_dataset_of_several_files_is_known_by_all_of_them(copied_config: RunCo
     for name in ("a", "b"):
         (folder / f"{name}.parquet").write_bytes(name.encode())
     prompts = copied_config.prompts.model_copy(update={"train": str(folder)})
-    environment = input_digests(copied_config.model, prompts)
+    config = copied_config.model_copy(update={"prompts": prompts})
+    environment = input_digests(config)
     (folder / "b.parquet").write_bytes(b"c")
     with pytest.raises(ConfigurationError, match=r"prompts\.train = .*dataset"):
-        refuse_changed_inputs(environment, copied_config.model, prompts)
+        refuse_changed_inputs(environment, config)
 
 
 def test_what_has_changed_is_named(copied_config: RunConfig, tmp_path: Path):
-    environment = {"torch": "2.13.0", **input_digests(copied_config.model, copied_config.prompts)}
-    refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
-    refuse_changed_inputs({}, copied_config.model, copied_config.prompts)  # no digest was stored
+    environment = {"torch": "2.13.0", **input_digests(copied_config)}
+    refuse_changed_inputs(environment, copied_config)
+    refuse_changed_inputs({}, copied_config)  # no digest was stored
     (tmp_path / "train.txt").write_text('a red sign that says "other"\n')
     with pytest.raises(ConfigurationError, match=r"prompts\.train = .*train\.txt.*SHA-256.*was.*Put the old"):
-        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
+        refuse_changed_inputs(environment, copied_config)
     weights = tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors"
     changed = bytearray(weights.read_bytes())
     changed[-1] ^= 1
     weights.write_bytes(changed)
     with pytest.raises(ConfigurationError, match=r"prompts\.train.*model\.path") as refused:
-        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
+        refuse_changed_inputs(environment, copied_config)
     assert "prompts.evaluate" not in str(refused.value)
+
+
+def test_the_file_of_a_reward_is_an_input(copied_config: RunConfig, tmp_path: Path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def r(image, prompt):\n    return 1.0\n\n\ndef j(image, prompt):\n    return 0.0\n")
+    others = Path(shutil.copy(mine, tmp_path / "others.py"))
+    content = hashlib.sha256(mine.read_bytes()).hexdigest()
+
+    def judged(reward: dict[str, Any], judge: str = "") -> RunConfig:
+        changes = {"reward": RewardConfig(**reward), "evaluation": EvaluationConfig(judge=judge)}
+        return copied_config.model_copy(update=changes)
+
+    alone = judged({"scorer": f"{mine}:r"}, f"{mine}:j")
+    parts = {"parts": {f"{mine}:r": 1.0, "jpeg": 1.0, f"{others}:j": 1.0}}
+    summed = judged({"scorer": "sum", "options": parts})
+    facts, of_parts = input_digests(alone), input_digests(summed)
+    assert facts["digest reward"] == facts["digest evaluation.judge"] == content
+    assert of_parts["digest reward"] not in (content, "")
+    assert "digest evaluation.judge" not in of_parts
+    refuse_changed_inputs(input_digests(judged({"scorer": "jpeg"})), alone)  # it has no digest of a reward
+    mine.write_text(mine.read_text() + "# changed\n")
+    both = r"reward in .*mine\.py \(SHA-256 .*evaluation\.judge in .*mine\.py \(.*Put the old ones back"
+    with pytest.raises(ConfigurationError, match=both):
+        refuse_changed_inputs(facts, alone)
+    with pytest.raises(ConfigurationError, match=r"reward in .*mine\.py, .*others\.py \(SHA-256 "):
+        refuse_changed_inputs(of_parts, summed)
 
 
 def test_weights_are_read_once_until_they_change(copied_config: RunConfig, tmp_path: Path, monkeypatch):
@@ -237,22 +262,22 @@ def test_weights_are_read_once_until_they_change(copied_config: RunConfig, tmp_p
 
     monkeypatch.setattr(hashlib, "file_digest", counted)
     weights = tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors"
-    before, again = (input_digests(copied_config.model, copied_config.prompts) for _ in range(2))
+    before, again = (input_digests(copied_config) for _ in range(2))
     assert (again, read.count(weights.name)) == (before, 1)
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    assert input_digests(copied_config.model, copied_config.prompts) != before
+    assert input_digests(copied_config) != before
     assert read.count(weights.name) == 2
 
 
 def test_files_that_are_gone(copied_config: RunConfig, tmp_path: Path):
-    environment = input_digests(copied_config.model, copied_config.prompts)
+    environment = input_digests(copied_config)
     (tmp_path / "evaluate.txt").unlink()
     with pytest.raises(PromptFileError, match=r"evaluate\.txt' does not exist"):
-        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
+        refuse_changed_inputs(environment, copied_config)
     (tmp_path / "evaluate.txt").touch()
     (tmp_path / "model" / "codec.safetensors").unlink()
     with pytest.raises(ModelError, match=r"no codec\.safetensors"):
-        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
+        refuse_changed_inputs(environment, copied_config)
 
 
 @pytest.mark.parametrize(

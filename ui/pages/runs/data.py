@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from storage.config.loading import flat
-from storage.environment import MODELLED, PRESET, PURPOSE, gives_verdict, is_modelled
+from storage.environment import MODELLED, PRESET, PURPOSE, REWARD_DIGEST, gives_verdict, is_modelled
 from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
 from storage.record.queries import comparisons, images
@@ -83,6 +83,7 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     reward, prompts = setting("reward", "scorer"), setting("prompts", "evaluate")
     known = settings["reward"] if isinstance(settings.get("reward"), dict) else {}
     judged_by = {key: value for key, value in known.items() if key != "signal"}  # whatever is learned from it
+    judged_by["file"] = environment.get(REWARD_DIGEST)
     return {
         "preset": environment.get(PRESET) or NO_PRESET,
         "reward": reward,

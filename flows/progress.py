@@ -160,6 +160,11 @@ class Reporter:
         self.note(f"cost at the prices of the settings: ${result['cost_usd']:.2f}{mark}")
         if result["judge_usd"]:
             self.note(f"the judge's answers, at usd_per_image: ${result['judge_usd']:.2f}")
+        if result["groups_dropped"] and not result["training_steps"]:
+            self.note(
+                f"no prompt group had differing scores in any of the {result['iterations']} iterations: no "
+                "weight changed; check the reward"
+            )
 
     def end(self) -> None:
         """Report the end of the run."""

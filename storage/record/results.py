@@ -167,7 +167,8 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
             `variance_gain_by` (`rollout` or `drafts`), `spot_idle` (`Ledger.spot_idle_share`),
             `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
             settings that never joined), `scorer_errors` (images that the scorer failed on: no mean includes
-            them) and `groups_failed` (prompt groups not trained on for that reason).
+            them), `groups_failed` (prompt groups not trained on for that reason), `groups_dropped` (those
+            not trained on because their scores were equal) and `training_steps`.
     """
     with store.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
@@ -180,10 +181,11 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
             """,
             {"run": run_id},
         ).fetchall()
-        [(deviation, errors, failed, drafts)] = connection.execute(
+        [(deviation, errors, failed, dropped, steps, drafts)] = connection.execute(
             """
             SELECT max(value) FILTER (name = 'ratio_deviation'), sum(value) FILTER (name = 'scorer_errors'),
-                sum(value) FILTER (name = 'groups_failed'), sum(value) FILTER (name = 'drafts')
+                sum(value) FILTER (name = 'groups_failed'), sum(value) FILTER (name = 'groups_dropped'),
+                sum(value) FILTER (name = 'training_steps'), sum(value) FILTER (name = 'drafts')
             FROM iteration_metrics WHERE run_id = $run
             """,
             {"run": run_id},
@@ -219,6 +221,8 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
         "unjoined_devices": [asdict(device) for device in ledger.unjoined],
         "scorer_errors": int(errors or 0) + unjudged,
         "groups_failed": int(failed or 0),
+        "groups_dropped": int(dropped or 0),
+        "training_steps": int(steps or 0),
     }
 
 

@@ -267,7 +267,7 @@ def test_every_sum_of_a_report_and_a_comparison_on_cpu_is_called_modelled(store:
 @pytest.mark.parametrize(("prices", "mark"), [("modelled", " (modelled)"), ("as set", "")])
 def test_the_command_line_marks_modelled_dollars_only(prices: str, mark: str):
     reporter = Reporter(Console(file=(said := io.StringIO()), width=200))
-    figures = {"score_before": None, "drafts": 0, "spot_idle": None, "judge_usd": 0.0}
+    figures = {"score_before": None, "drafts": 0, "spot_idle": None, "judge_usd": 0.0, "groups_dropped": 0}
     reporter.result({**figures, "cost_usd": 1.5, "prices": prices})
     assert said.getvalue().splitlines() == [f"cost at the prices of the settings: $1.50{mark}"]
 

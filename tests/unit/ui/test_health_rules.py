@@ -207,6 +207,16 @@ def test_groups_without_variance(dropped: float, level: str):
         assert "costs time on others" in advice and "compare-strategies" in advice, "as measured"
 
 
+@pytest.mark.parametrize("mean", [0.0, 0.5, 1.0])
+def test_a_reward_that_never_tells_samples_apart_is_to_be_checked(mean: float):
+    metrics = {"groups": [4.0] * 9, "groups_dropped": [4.0] * 9, "reward_mean": [mean] * 9}
+    finding = found(rules.zero_variance, view(metrics))
+    assert finding.level == "problem"
+    assert "check the reward" in finding.advice and "exploration" not in finding.advice
+    metrics["groups_dropped"][0] = 3.0
+    assert "check the reward" not in found(rules.zero_variance, view(metrics)).advice, "it once did"
+
+
 @pytest.mark.parametrize(
     ("deviation", "level", "words"),
     [

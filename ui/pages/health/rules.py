@@ -65,13 +65,19 @@ def score_course(evidence: Evidence) -> Judgement:
 def zero_variance(evidence: Evidence) -> Judgement:
     """Check for prompt groups whose samples all score the same: they give no gradient."""
     shares = evidence.view.learning_courses()["zero_variance"]
-    shares = shares[np.isfinite(shares)][-RECENT:]
+    shares = shares[np.isfinite(shares)]
     if not shares.size:
         return "unknown", _NO_ITERATION
+    has_learned, shares = bool((shares < 1).any()), shares[-RECENT:]
     share = float(shares.mean())
     rewards = evidence.recent("reward_mean")
     mean = float(rewards.mean()) if rewards.size else 0.5
-    if mean > 0.8:
+    if not has_learned:
+        advice = (
+            f"No iteration had a prompt with differing scores, and the mean reward is {mean:.2f}: check the "
+            "reward (`spotlight score`). If it is right, the prompts are too easy or too hard."
+        )
+    elif mean > 0.8:
         advice = f"The mean reward is {mean:.2f}: the prompts have become too easy; add harder ones."
     elif mean < 0.2:
         advice = (

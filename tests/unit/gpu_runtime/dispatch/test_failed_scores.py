@@ -156,6 +156,21 @@ def test_scores_by_other_frames_do_not_compare():
         difference_of((row("4"), images), (row("all"), images))
 
 
+@pytest.mark.parametrize("steps", [0.0, 2.0])
+def test_a_run_that_trained_nothing_says_so(tmp_path: Path, steps: float):
+    store, screen = RunStore(Home(tmp_path)), io.StringIO()
+    store.create_run("r", RunConfig(), {}, 1)
+    for iteration, trained in ((1, 0.0), (2, steps)):
+        record = sample_iteration("r", iteration, float(iteration))
+        record.metrics.update(groups=4.0, groups_dropped=4.0 - trained, training_steps=trained)
+        store.commit_iteration(record)
+    result = run_result(store, "r")
+    assert (result["groups_dropped"], result["training_steps"]) == (8 - steps, steps)
+    Reporter(Console(file=screen, width=200)).result(result)
+    nothing = "no prompt group had differing scores in any of the 2 iterations: no weight changed; check the"
+    assert (nothing in screen.getvalue()) == (not steps)
+
+
 def test_the_result_and_the_terminal_tell(tmp_path: Path):
     store, screen = RunStore(Home(tmp_path)), io.StringIO()
     reporter = Reporter(Console(file=screen, width=200))

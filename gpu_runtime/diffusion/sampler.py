@@ -32,6 +32,10 @@ def stream_of(request: SampleRequest) -> NoiseStream:
     return NoiseStream(request.run_seed, request.iteration, request.prompt_id, request.seed_index)
 
 
+_PROMPTS_BYTES = 4 << 30
+"""Host memory for encoded prompts: a thousand of Qwen-Image's longest, so that an evaluation's stay."""
+
+
 class Sampler:
     """A generator of samples with the model's current weights, in batches of one fixed shape.
 
@@ -45,7 +49,8 @@ class Sampler:
         self._model = model
         self._evaluated = evaluated or model
         self._sampling = sampling
-        self._prompt_cache: dict[tuple[str, str], Conditioning] = {}
+        self._prompt_cache: dict[tuple[str, str], Conditioning] = {}  # the one used longest ago comes first
+        self._cached_bytes = 0
         self._sigmas: dict[tuple[bool, int], torch.Tensor] = {}
 
     def total_steps(self, request: SampleRequest) -> int:
@@ -130,16 +135,22 @@ class Sampler:
     def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
         """Return encoded prompts, with the images that they ask to change, one row each.
 
-        Each distinct one is encoded once, and kept in host memory: a large family's would fill a device.
+        Each distinct one is encoded once, and kept in host memory: a large family's would fill a device. Those
+        that were used longest ago make room for others.
         """
         asked = list(requests)
         wanted = [(request.prompt, request.source) for request in asked]
-        new = [prompt for prompt in dict.fromkeys(wanted) if prompt not in self._prompt_cache]
-        if new:  # together, as a model may have to fetch its encoders first
+        distinct, cache = dict.fromkeys(wanted), self._prompt_cache
+        rows = {prompt: cache.pop(prompt) for prompt in distinct if prompt in cache}
+        if new := [prompt for prompt in distinct if prompt not in rows]:
+            # Together, as a model may have to fetch its encoders first.
             encoded = self._encoded(new, self._model_of(asked[0])).to("cpu")
-            self._prompt_cache |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
-        rows = Conditioning.joined([self._prompt_cache[prompt] for prompt in wanted])
-        return rows.to(self._model.device)
+            rows |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
+            self._cached_bytes += sum(rows[prompt].nbytes for prompt in new)
+        cache |= rows  # the last ones used are the last ones in it
+        while self._cached_bytes > _PROMPTS_BYTES and len(cache) > len(rows):
+            self._cached_bytes -= cache.pop(next(iter(cache))).nbytes
+        return Conditioning.joined([rows[prompt] for prompt in wanted]).to(self._model.device)
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
         """Return the noise schedule of this kind of request, from 1 to 0: shape (T + 1,)."""

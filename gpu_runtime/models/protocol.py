@@ -37,6 +37,12 @@ class Conditioning:
     source_BHWC: torch.Tensor | None = None
     negative: Conditioning | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return sum(value.nbytes for value in values if value is not None)
+
     def rows(self, index: Sequence[int]) -> Conditioning:
         """Select (and repeat) rows: one entry of `index` for each sample of the result."""
         row = torch.as_tensor(list(index), device=self.embeds_BLE.device)

@@ -1,0 +1,41 @@
+"""Encoded prompts: kept until the memory for them is used up, those used longest ago given up first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_runtime.diffusion import sampler
+from gpu_runtime.diffusion.sampler import Sampler
+from tests.tiny_model import TinyModel
+from tests.tiny_run import PROMPTS, request, tiny_config
+
+
+def test_prompts_used_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch):
+    model, encoded = TinyModel(), list[str]()
+
+    def encode(prompts: list[str]):
+        encoded.extend(prompts)
+        return TinyModel.encode_prompts(model, prompts)
+
+    monkeypatch.setattr(model, "encode_prompts", encode)
+    monkeypatch.setattr(sampler, "_PROMPTS_BYTES", 3 * TinyModel().encode_prompts([""]).nbytes)
+    under_test = Sampler(model, tiny_config().sampling)
+
+    def asked(*numbers: int) -> list[str]:
+        """Ask for prompts by their numbers; return what was encoded for it."""
+        encoded.clear()
+        found = under_test.conditioning([request(number, 0) for number in numbers])
+        alone = TinyModel().encode_prompts([PROMPTS[number] for number in numbers])
+        assert torch.equal(found.embeds_BLE, alone.embeds_BLE) and torch.equal(found.mask_BL, alone.mask_BL)
+        return list(encoded)
+
+    first, second, third, fourth = PROMPTS
+    assert asked(0, 1, 0) == [first, second]
+    assert asked(2) == [third]
+    assert asked(0) == []
+    assert asked(3) == [fourth]  # in place of the second, as the first was used after it
+    assert asked(0, 2, 3) == []
+    assert asked(1) == [second]
+    assert asked(0, 1, 2, 3) == [first], "all that one batch needs, above the bound"
+    assert asked(1) == [] and asked(2) == [third], "the bound holds again after it"

@@ -206,9 +206,11 @@ class Runtime:
             if one.score is not None:
                 self._feed.note(one.sample, one.score)
         left = self.config.iterations - plan.iteration + 1
-        self._fleet.decide_capacity(len(requests), left, self._feed.time)
+        strategy = self.explorer.strategy
+        used_beside = strategy.used_beside_training(self.config.runtime)
+        self._fleet.decide_capacity(len(requests), left, self._feed.time, used_beside)
         self._use_training_weights()
-        self._fleet.register_trainers(self._current, self.explorer.strategy.spot_trains)
+        self._fleet.register_trainers(self._current, strategy.spot_trains)
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
             requests, self._current, self._judge, (lambda: None) if ahead is None else ahead.begin, self._feed

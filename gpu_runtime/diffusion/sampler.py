@@ -135,8 +135,8 @@ class Sampler:
     def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
         """Return encoded prompts, with the images that they ask to change, one row each.
 
-        Each distinct one is encoded once, and kept in host memory: a large family's would fill a device. Those
-        that were used longest ago make room for others.
+        Each distinct one is encoded once, and kept in host memory: a large family's would fill a device.
+        Those that were used longest ago make room for others.
         """
         asked = list(requests)
         wanted = [(request.prompt, request.source) for request in asked]

@@ -143,15 +143,15 @@ class Fleet:
         """Record the state of a device from now on."""
         self.accounts.enter(worker, state)
 
-    def decide_capacity(self, requests: int, left: int, training: TrainingTime) -> None:
+    def decide_capacity(self, requests: int, left: int, training: TrainingTime, used_beside: float) -> None:
         """Decide how many spot devices the next iteration has (`RentedCapacity`); nothing else may run.
 
         Args:
-            requests, left, training: see `RentedCapacity.decide`.
+            requests, left, training, used_beside: see `RentedCapacity.decide`.
         """
         if self._rented is not None:
             reserved = sum(device.market == "reserved" for device in self._devices)
-            self._rented.decide(requests, left, reserved, training)
+            self._rented.decide(requests, left, reserved, training, used_beside)
             self._follow_capacity()
 
     def _book_notes(self) -> None:

@@ -6,12 +6,10 @@ iterations; a provider of `gpu_runtime/fleet/capacity/` rents.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.scheduling.capacity_decision import (
     MeasuredTimes,
@@ -43,8 +41,6 @@ class RentedCapacity:
         most = config.runtime.spot_workers
         assert isinstance(most, int), "CAPACITY.stored refuses auto"
         self._most = most
-        drafts = strategy_of(config.exploration).drafts_beside_training
-        self._used_beside = math.inf if drafts else float(config.runtime.spot_trainers)
         # Spot devices that train may be gone.
         self._leaving = config.runtime.reserved_trainers if config.runtime.trainers_leave else 0
         self.measured = MeasuredTimes(config.algorithm.updates_per_iteration)
@@ -60,7 +56,9 @@ class RentedCapacity:
         self._decide(0, 1, 1)
         self.look(at_once=True)
 
-    def decide(self, requests: int, left: int, reserved: int, training: TrainingTime) -> None:
+    def decide(
+        self, requests: int, left: int, reserved: int, training: TrainingTime, used_beside: float
+    ) -> None:
         """Ask for the instances that pay off in the next iteration, of `left`, and give back the others.
 
         Args:
@@ -68,19 +66,20 @@ class RentedCapacity:
             left: iterations left, including the next one.
             reserved: devices that stay.
             training: training time of the previous iteration.
+            used_beside: see `RentingTerms`.
         """
         if self._rolled_out_at_s is not None:
             rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
             self.measured.add_rest(rest_s, training if self._leaving else None)
             self._rolled_out_at_s = None  # an iteration whose samples are all drafts rolls nothing out
-        self._decide(-(-requests // self._batch_size), left, reserved)
+        self._decide(-(-requests // self._batch_size), left, reserved, used_beside)
         self.look(at_once=True)
         self._give_back()
 
-    def _decide(self, batches: int, left: int, reserved: int) -> None:
+    def _decide(self, batches: int, left: int, reserved: int, used_beside: float = 0.0) -> None:
         price, wanted_before = self._price, self._wanted
         terms = RentingTerms(
-            reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, self._used_beside
+            reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, used_beside
         )
         forecast = self.measured.forecast(batches, left, self._leaving)
         decision = decide_capacity(forecast, terms, self.devices)

@@ -25,6 +25,7 @@ whatever its own times are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -55,6 +56,7 @@ from gpu_runtime.exploration.strategies.strategy import (
 )
 from storage.config.exploration import ExplorationConfig
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.environment import AS_RECORDED
 from storage.errors import ConfigurationError
 
@@ -90,6 +92,12 @@ class Auto(Strategy):
     def spot_trains(self) -> bool:
         """True while it follows `all_train`."""
         return self._following == _ALL_TRAIN
+
+    def used_beside_training(self, runtime: RuntimeConfig) -> float:
+        """Return the number for what it follows; all until the first looks have told whether drafts pay."""
+        if self._strategy.drafts or FIRST_LOOKS[-1] not in self._decisions:
+            return math.inf
+        return float(runtime.spot_trainers) if self.spot_trains else 0.0
 
     def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
         """Return those that it would have explored; before a first window of drafts as `off_policy` does."""

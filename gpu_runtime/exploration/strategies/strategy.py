@@ -15,6 +15,7 @@ run or reads its record, and needs to know them before the first iteration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from gpu_runtime.exploration.plan import Note, SeedPlan
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.exploration import ExplorationConfig
 from storage.config.run_config import AlgorithmConfig, RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError
 
 DECIDED = "strategy"
@@ -115,6 +117,10 @@ class Strategy:
     def spot_trains(self) -> bool:
         """True if spot devices train in the window now, where `runtime.trainer_workers` lets them."""
         return not self.drafts_beside_training
+
+    def used_beside_training(self, runtime: RuntimeConfig) -> float:
+        """Return how many spot devices are of use while reserved ones train; infinite if they draft."""
+        return math.inf if self.drafts_beside_training else float(runtime.spot_trainers)
 
     def start(self, config: RunConfig) -> None:
         """Begin a run with these settings; `repeat` or `restore` follow if it is not a new one."""

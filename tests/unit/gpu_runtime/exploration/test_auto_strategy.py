@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -146,6 +147,19 @@ def test_it_ends_after_the_drafts_under_way_where_it_does_not_pay():
         run.iterate(iteration, waiting)
     assert run.ways == {1: "plain", 2: "off_policy", 3: "plain"}
     assert run.strategy.decisions() == {0: "off_policy", 1: "plain", 2: "plain"}
+
+
+def test_spot_devices_are_of_use_beside_training_until_it_is_known_that_drafts_do_not_pay():
+    run, waiting = begun(config_of(prompts=128)), replace(TRAINING, whole_s=10_000.0)
+    used = []
+    for iteration in (1, 2, 3):
+        run.iterate(iteration, waiting)
+        used.append(run.strategy.used_beside_training(run.config.runtime))
+    assert used == [math.inf, 0.0, 0.0]
+    drafting = begun(config_of())
+    for iteration in (1, 2, 3):
+        drafting.iterate(iteration, TRAINING)
+    assert drafting.strategy.used_beside_training(run.config.runtime) == math.inf
 
 
 # A trainer takes 32 samples, as long as 64 drafts are assumed to, of which two devices make 128.

@@ -13,6 +13,8 @@ import pytest
 
 from gpu_runtime import runtime
 from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.fleet import fleet, rented_capacity, scoring_pool, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
@@ -112,7 +114,7 @@ def test_workers_follow_the_offers_up_to_the_settings(provider: FakeCapacity):
 
 def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: Stage):
     stage.measured(batch_s=10.0, rest_s=5.0)
-    stage.fleet.decide_capacity(8, 4, TrainingTime())  # two batches of four
+    stage.fleet.decide_capacity(8, 4, TrainingTime(), 0.0)  # two batches of four
     assert stage.provider.asked[-1] == 1 and stage.provider.released == ["b", "c"]
     done = stage.fleet.collector.close()
     (note,) = done.notes
@@ -124,7 +126,7 @@ def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: S
     assert stage.prepare() == ["reserved-0", "spot-0"] and stage.fleet.lost == []
     stage.fleet.collector.close()
     # The same again: nothing changes, and nothing is said.
-    stage.fleet.decide_capacity(8, 4, TrainingTime())
+    stage.fleet.decide_capacity(8, 4, TrainingTime(), 0.0)
     done = stage.fleet.collector.close()
     assert done.notes == [] and done.device_events == []
 
@@ -171,7 +173,7 @@ def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: FakeCapa
     provider.offers = [Offer("a")]
     stage.prepare()
     stage.measured(batch_s=1.0, rest_s=1000.0)
-    stage.fleet.decide_capacity(4, 4, TrainingTime())
+    stage.fleet.decide_capacity(4, 4, TrainingTime(), 0.0)
     assert provider.released == ["a"]
     done = stage.fleet.collector.close()
     (event,) = [event for event in done.device_events if event.worker == "spot-0"]
@@ -282,7 +284,7 @@ def test_how_many_pay_is_decided_by_the_median_of_the_offers_prices(
     asked = asked_terms(monkeypatch)
     prices = [Offer("a", usd_per_hour=9.0), Offer("b", usd_per_hour=1.0), Offer("c"), Offer("d", 3, 4.0)]
     stage = Stage(provider, prices)
-    stage.fleet.decide_capacity(64, 10, TrainingTime())
+    stage.fleet.decide_capacity(64, 10, TrainingTime(), 0.0)
     # Before there is an offer, by the settings; then the devices' prices are 1, 4, 4, 4 and 9.
     assert [terms.spot_usd_per_hour for _, terms in asked] == [2.0, 4.0]
 
@@ -349,14 +351,14 @@ def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provi
     """One without a rollout is not measured: what it took is no rest of the iteration before."""
     now = [0.0]
     rented = rented_at(provider, now)
-    rented.decide(8, 3, 1, TrainingTime())
+    rented.decide(8, 3, 1, TrainingTime(), 0.0)
     rented.on_rolled_out([4.0, 6.0, 5.0])
     now[0] = 17.0
     rented.on_evaluated(7.0)
     rented.measured.add_start(3.0)
-    rented.decide(0, 2, 1, TrainingTime())
+    rented.decide(0, 2, 1, TrainingTime(), 0.0)
     now[0] = 100.0
-    rented.decide(8, 2, 1, TrainingTime())
+    rented.decide(8, 2, 1, TrainingTime(), 0.0)
     forecast = rented.measured.forecast(2, 2)
     assert forecast is not None and len(rented.measured._rest_s) == 1
     assert (forecast.batch_s, forecast.rest_s, forecast.start_s) == (5.0, 10.0, 3.0)
@@ -370,23 +372,18 @@ def test_where_trainers_leave_what_they_train_beside_a_rollout_is_forecast_apart
     rented = rented_at(provider, now, runtime={"trainers_leave": True}, algorithm={"advantage_std": "group"})
     rented.on_rolled_out([5.0])
     now[0] = 10.0
-    rented.decide(8, 2, 1, TrainingTime(whole_s=6.0, beside_s=2.0))
+    rented.decide(8, 2, 1, TrainingTime(whole_s=6.0, beside_s=2.0), math.inf)
+    assert asked[-1][1].used_beside == math.inf
     assert asked[-1][0] == IterationForecast(2, 5.0, 6.0, 0.0, 2, trainers=1, train_s=6.0)
 
 
-def test_spot_devices_are_of_use_beside_training_as_far_as_they_train(
-    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
-):
+def test_spot_devices_are_of_use_beside_training_as_far_as_they_train():
     """With three trainers and one reserved device, two of the rented ones train; any number drafts."""
-    asked = asked_terms(monkeypatch)
     lora = {"algorithm": {"gradient_shards": 4}, "adaptation": {"mode": "lora"}}
-    for changed, used in (
-        ({}, 0.0),
-        ({"runtime": {"trainer_workers": 3}, **lora}, 2.0),
-        ({"exploration": {"strategy": "stale"}}, math.inf),
-    ):
-        rented_at(provider, [0.0], **changed)
-        assert asked[-1][1].used_beside == used
+    trained_on = tiny_config(runtime={"spot_workers": MOST, "trainer_workers": 3}, **lora).runtime
+    assert PLAIN.used_beside_training(tiny_config().runtime) == 0.0
+    assert PLAIN.used_beside_training(trained_on) == 2.0
+    assert STALE.used_beside_training(trained_on) == math.inf
 
 
 def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_other():
@@ -412,7 +409,7 @@ def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_othe
     assert rented is not None
     rented.measured.add_batch_time(1.0)
     rented.measured.add_rest(1000.0, None)
-    fleet.decide_capacity(4, 4, TrainingTime())
+    fleet.decide_capacity(4, 4, TrainingTime(), 0.0)
     assert prepare() == ["reserved-0"] and fleet.lost == ["spot-0"]
     left = [event.worker for event in fleet.collector.close().device_events if event.kind == "left"]
     assert sorted(left) == ["spot-1", "spot-2"] and cluster.requested == [MOST, 0]

@@ -64,7 +64,14 @@ from tasks.iteration.phases import (
     rollout,
     train,
 )
-from tasks.iteration.session import Session, open_session, signal_behind, status_after
+from tasks.iteration.session import (
+    Session,
+    finish_mirror,
+    open_mirror,
+    open_session,
+    signal_behind,
+    status_after,
+)
 from tasks.prices import with_prices
 
 COMMIT_WAIT_S = 60.0
@@ -94,13 +101,15 @@ def train_run(
     guard = RunGuard(home.path, run_id, config.runtime.ray_address)
     log = RunLog(home, run_id)
     log.starting()
+    mirror = None
     devices = f"start {config.runtime.devices_in_words} and {config.runtime.scorer_workers} scorers"
     try:
         held_out = held_out_in_words(config)
         reporter().note(held_out)
         log.note(held_out)
         with log.with_warnings(), reporter().stage(devices):
-            session = open_session(home, store, run_id, config)
+            mirror = open_mirror(home, store, run_id, config)
+            session = open_session(home, store, run_id, config, mirror)
         with log.with_warnings(), session:
             log.ready()
             needed = session.runtime.cluster.needed_processes()
@@ -113,15 +122,18 @@ def train_run(
     except BaseException as error:
         # The error that ended the run matters more than a disk that refuses to record it.
         log.note(f"ended: {_reason(error)}")
+        status = status_after(error)
         with suppress(StorageError):
-            store.set_status(run_id, status_after(error), _reason(error))
+            store.set_status(run_id, status, _reason(error))
+        with suppress(StorageError):
+            finish_mirror(mirror, status)
         hidden = signal_behind(error)
         if hidden is not None and hidden is not error:
             raise hidden from None
         raise
     finally:
         guard.close()
-    _finish(partial(store.compact, run_id), session.finish_mirror, partial(_finish_readers, session))
+    _finish(partial(store.compact, run_id), partial(finish_mirror, mirror), partial(_finish_readers, session))
     return summary
 
 

@@ -145,19 +145,12 @@ class Session:
         self._cancelled = status == "cancelled"
         self._opened.close()
         if kind is None:
-            return  # `finish_mirror` and `finish_readers` follow once the run is marked as finished
-        if self.mirror is not None:  # last, as devices are paid for until they are released
-            self.mirror.close(CANCELLED_FLUSH_S if self._cancelled else _MIRROR_WAIT_S)
+            return  # `finish_readers` follows once the run is marked as finished
         if not self._cancelled:
             with suppress(StorageError):  # for the readers, as the run gets its status after them
                 self.store.add_event(self.run_id, "failed", f"{kind.__name__}: {error}")
         # Wait only briefly on cancel: importing MLflow alone may delay the exit more than all else.
         self.readers.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
-
-    def finish_mirror(self) -> None:
-        """Copy a finished run to the mirror in its final form: result, status and all rows."""
-        if self.mirror is not None:
-            self.mirror.close(_MIRROR_WAIT_S)
 
     def finish_readers(self) -> None:
         """Write a finished run's report into its folder, and let the readers take what is left."""
@@ -214,7 +207,36 @@ def signal_behind(error: BaseException) -> BaseException | None:
     return hidden
 
 
-def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:
+def open_mirror(home: Home, store: RunStore, run_id: str, config: RunConfig) -> CheckpointMirror | None:
+    """Return the mirror of a run's settings, to be ended by `finish_mirror`; None if they name none.
+
+    Raises:
+        CheckpointError: the run went on elsewhere, or the package for the address is missing.
+    """
+    address = config.checkpoint.mirror
+    if not address:
+        return None
+    try:
+        refuse_if_continued(address, home, run_id)
+    except CheckpointError:
+        raise
+    except Exception:  # noqa: BLE001 - each storage raises its package's own; the first copy reports it
+        pass
+    return CheckpointMirror(address, home, run_id, partial(store.add_event, run_id, "mirror"))
+
+
+def finish_mirror(mirror: CheckpointMirror | None, status: RunStatus = "finished") -> None:
+    """Copy a run that has ended to its mirror in its final form: status, events, result and all rows.
+
+    It comes last, as devices are paid for until they are released.
+    """
+    if mirror is not None:
+        mirror.close(CANCELLED_FLUSH_S if status == "cancelled" else _MIRROR_WAIT_S)
+
+
+def open_session(
+    home: Home, store: RunStore, run_id: str, config: RunConfig, mirror: CheckpointMirror | None
+) -> Session:
     """Start the runtime of a new or interrupted run, and restore its last checkpoint.
 
     Raises:
@@ -222,14 +244,6 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     """
     checkpoints = CheckpointStore(home.run(run_id))
     checkpoint = checkpoints.load_latest()
-    address = config.checkpoint.mirror
-    if address:
-        try:
-            refuse_if_continued(address, home, run_id)
-        except CheckpointError:
-            raise
-        except Exception:  # noqa: BLE001 - each storage raises its package's own; the first copy reports it
-            pass
     # The wall clock may have been set back since: this life's times begin after those of earlier ones.
     last_at = last_recorded_at(store, run_id)
     ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
@@ -244,8 +258,6 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         runtime = Runtime(config, cluster, history)
         opened.callback(close_runtime, runtime, store, run_id)
         readers = Readers(home, run_id, config.tracking)
-        trouble = partial(store.add_event, run_id, "mirror")
-        mirror = CheckpointMirror(address, home, run_id, trouble) if address else None
         session = Session(run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror)
     try:
         environment = store.run(run_id).environment

@@ -44,9 +44,9 @@ def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home, monke
     ]  # fmt: skip
     with monkeypatch.context() as patch:
         ended: list[str] = []
-        finish_mirror, finish_readers = Session.finish_mirror, Session.finish_readers
+        finish_readers = Session.finish_readers
         patch.setattr(RunStore, "compact", compact_in_vain)
-        patch.setattr(Session, "finish_mirror", lambda one: (ended.append("mirror"), finish_mirror(one)))
+        patch.setattr(flows.post_train, "finish_mirror", lambda mirror: ended.append("mirror"))
         patch.setattr(Session, "finish_readers", lambda one: (ended.append("readers"), finish_readers(one)))
         with pytest.raises(StorageError, match="no space"):
             post_train(load_config("smoke", settings, {}), "whole")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 
+import flows.post_train
+from flows.process.stopping import Stopped
 from flows.start import fetch_where_unknown
+from storage.config.loading import load_config
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
-from storage.errors import CheckpointError, ConfigurationError, StorageError
+from storage.errors import CheckpointError, ClusterLostError, ConfigurationError, RuntimeFailure, StorageError
 from storage.home import Home
 from storage.record import mirror as mirror_module
 from storage.record.checkpoints import CheckpointStore
@@ -30,7 +35,8 @@ from storage.record.mirror import (
 from storage.record.records import DeviceEvent
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
-from tasks.iteration.session import Session, open_session
+from tasks.iteration import session as session_module
+from tasks.iteration.session import Session, open_mirror
 from tests.odd_names import ODD_NAMES
 from tests.own_servers import running_s3
 from tests.sample_run import iteration_record
@@ -223,22 +229,55 @@ def test_a_file_that_changes_is_replaced_at_once_in_a_folder(
     assert RunStore(Home(tmp_path / "mirror")).run("run").status == "running"
 
 
-def test_a_finished_run_is_copied_as_it_stays(tmp_path: Path, home: Home):
+@pytest.mark.parametrize(
+    ("end", "status", "opens"),
+    [
+        (None, "finished", True),
+        (Stopped(signal.SIGTERM, "stopped by SIGTERM"), "cancelled", True),
+        (RuntimeFailure("no device is left"), "failed", True),
+        (ClusterLostError("Ray's raylet ended"), "interrupted", False),
+    ],
+)
+def test_a_run_that_ended_is_copied_as_it_stays(
+    tmp_path: Path,
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    end: BaseException | None,
+    status: str,
+    opens: bool,
+):
+    address = str(tmp_path / "mirror")
     nothing: Any = None
-    opened: Any = type("Opened", (), {"close": lambda self: None})()
-    store, troubles = RunStore(home), []
-    mirror = CheckpointMirror(str(tmp_path / "mirror"), home, "run", troubles.append)
-    session = Session("run", RunConfig(), nothing, store, nothing, nothing, opened, mirror)
-    with session:
+    runtime: Any = SimpleNamespace(cluster=SimpleNamespace(needed_processes=dict))
+    readers: Any = SimpleNamespace(finish=lambda *_: None)
+
+    def opened(home: Home, store: RunStore, run_id: str, config: RunConfig, mirror: Any) -> Session:
+        if end is not None and not opens:
+            raise end
+        return Session(run_id, config, runtime, store, nothing, readers, ExitStack(), mirror)
+
+    def trained(session: Session) -> dict[str, Any]:
         for iteration in (1, 2):
             save(home, iteration)
-            mirror.copy_newest()
-    store.set_summary("run", {"score": 1.0})
-    store.set_status("run", "finished")
-    session.finish_mirror()
-    there = RunStore(Home(tmp_path / "mirror"))
-    assert there.run("run") == store.run("run") and there.run("run").status == "finished"
-    assert troubles == []
+            assert session.mirror is not None
+            session.mirror.copy_newest()
+        if end is not None:
+            raise end
+        return {"score": 1.0}
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    monkeypatch.setattr(session_module, "CANCELLED_FLUSH_S", 60.0)
+    monkeypatch.setattr(flows.post_train, "open_session", opened)
+    monkeypatch.setattr(flows.post_train, "_train", trained)
+    config = load_config("smoke", [f"checkpoint.mirror={address}", "tracking.to=[]"], {})
+    with nullcontext() if end is None else pytest.raises(type(end)):
+        flows.post_train.train_run(config, "run")
+    here, there = RunStore(home), RunStore(Home(tmp_path / "mirror"))
+    assert there.run("run") == here.run("run") and there.run("run").status == status
+    assert there.folder("run").events() == here.folder("run").events()
+    assert [event["kind"] for event in here.folder("run").events()] == ["failed"] * (
+        opens and status == "failed"
+    )
 
 
 def test_checkpoints_of_weights_that_were_given_up_go(address: str, home: Home, elsewhere: Home):
@@ -273,7 +312,7 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
     refuse_if_continued(address, elsewhere, "run")
     store, config = RunStore(home), RunConfig.model_validate({"checkpoint": {"mirror": address}})
     with pytest.raises(CheckpointError, match="went on elsewhere"):  # before anything starts
-        open_session(home, store, "run", config)
+        open_mirror(home, store, "run", config)
     shutil.rmtree(home.run("run"))
     assert fetch_from_mirror(address, home, "run") == 9
     assert newest(home)[1]["weights"] == b"newer"
@@ -286,7 +325,7 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
 def test_a_new_run_is_refused_where_its_mirror_cannot_be_opened(home: Home, place: str, said: str):
     config = RunConfig.model_validate({"checkpoint": {"mirror": place}})
     with pytest.raises(CheckpointError, match=said):
-        open_session(home, RunStore(home), "new", config)
+        open_mirror(home, RunStore(home), "new", config)
 
 
 def test_torn_copies_do_not_stay(tmp_path: Path, home: Home):

@@ -114,7 +114,7 @@ class Reporter:
         unscored = f", {failed:.0f} not scored" if failed else ""
         text = (
             f"reward {metrics['reward_mean']:.3f}{self._exact(', exact {:.0%}', metrics['exact_share'])}, "
-            f"{metrics['groups_dropped']:.0f} without signal{unscored}, "
+            f"{metrics['groups_dropped']:.0f} groups without signal{unscored}, "
             f"{metrics['iteration_s']:.1f} s"
         )
         if self._bar is not None and self._task is not None:

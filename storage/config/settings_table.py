@@ -43,7 +43,7 @@ page). `spotlight settings SECTION` shows a part of it, `spotlight settings WORD
 
 A value comes from the default, the preset (`--preset`), the environment (`SPOTLIGHT_SEED=3`,
 `SPOTLIGHT_SAMPLING__NOISE_LEVEL=0.5`), or the command line (`--set sampling.noise_level=0.5`); the later of
-these wins. A section's `options` hold what its plug-in declares. Defaults without a point are of integers.
+these wins. A section's `options` hold what its plug-in declares. Defaults without a point are integers.
 """
 
 

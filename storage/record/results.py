@@ -79,7 +79,7 @@ def too_short(iterations: int) -> str:
     if iterations >= _LEAST_ITERATIONS:
         return ""
     done = f"{iterations} iteration{'s' * (iterations != 1)}"
-    return f"too short to judge: {done} of at least {_LEAST_ITERATIONS}"
+    return f"too short to judge: {done}; at least {_LEAST_ITERATIONS} are needed"
 
 
 class VarianceGain(NamedTuple):

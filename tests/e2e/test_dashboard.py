@@ -129,7 +129,7 @@ def test_no_change_and_change_for_the_worse(store: RunStore):
     assert "No clear change yet" in sentences(opened(run="same"))
     assert "Worse: score" in sentences(opened(run="worse"))
     short = opened(run="short")
-    assert "Too short to judge: 2 iterations of at least 5: score" in sentences(short)
+    assert "Too short to judge: 2 iterations; at least 5 are needed: score" in sentences(short)
     assert not short.error
 
 

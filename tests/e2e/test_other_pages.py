@@ -279,4 +279,4 @@ def test_a_run_too_short_to_judge_says_so_on_the_command_line(store: RunStore):
         reporter.result(run_result(store, "r") | {"iterations": iterations})
     long, short = said.getvalue().split("held-out score")[1:]
     assert "too short to judge" not in long
-    assert "too short to judge: 1 iteration of at least 5; the difference" in short
+    assert "too short to judge: 1 iteration; at least 5 are needed; the difference" in short

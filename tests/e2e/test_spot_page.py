@@ -53,7 +53,10 @@ def test_a_finished_run_that_explored(store: RunStore):
     page = opened()
     # Spot: 2 x 6 x 18 s, less 2 s without spot-1. Of that, 2 s of each iteration are idle and 6 s exploring,
     # but none of spot-1's fifth: 22 s and 66 s of 214 s.
-    assert "**Spot devices idle 10 % of their paid time; if they did not explore, 41 %.**" in sentences(page)
+    assert (
+        "**Spot devices were idle for 10 % of their paid time; without exploration it would be 41 %.**"
+        in sentences(page)
+    )
     assert not page.error
     shown = figures(page)
     assert shown["Spot idle"] == "10 %"
@@ -142,8 +145,8 @@ def test_a_run_that_does_not_explore(store: RunStore):
     write_sample_run(store, iterations=4)
     page = opened()
     # Idle: 8 of the 18 s of an iteration, 1 of the 9 s of the evaluation.
-    assert f"Spot devices idle {100 * (4 * 8 + 1) / (4 * 18 + 9):.0f} %" in sentences(page)
-    assert "exploration.strategy=stale" in sentences(page)
+    assert f"Spot devices were idle for {100 * (4 * 8 + 1) / (4 * 18 + 9):.0f} %" in sentences(page)
+    assert "exploration.strategy=auto" in sentences(page)
     assert figures(page)["Devices lost"] == "-", "the sample run records no devices"
     assert "did not record losses here" in captions(page)
 

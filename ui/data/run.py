@@ -284,9 +284,9 @@ def _change(pairs: pd.DataFrame) -> Change | None:
 
 
 IDLE_SPOT_ADVICE = (
-    "Rent fewer spot devices, or let them train (`runtime.trainer_workers`): on most tasks "
-    "that were measured this saves more time than drafting seeds meanwhile (`exploration.strategy=stale`), "
-    "which gains on some and loses on others (docs/measurements.md). `spotlight what-if` compares the bills."
+    "Rent fewer spot devices, let them train (`runtime.trainer_workers`), or let "
+    "`exploration.strategy=auto` decide between training on them and drafting seeds: which saves more "
+    "depends on the reward (docs/measurements.md). `spotlight what-if` compares the bills."
 )
 """The remedy for spot devices that idle while the others train, according to measurements."""
 

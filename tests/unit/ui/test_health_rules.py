@@ -191,7 +191,7 @@ def test_a_run_of_two_iterations_is_too_short_to_be_judged():
     run.scores["iteration"] = [0, 2]
     finding = found(rules.score_course, run)
     assert (finding.level, finding.advice) == ("unknown", "")
-    assert finding.text == "Too short to judge: 2 iterations of at least 5."
+    assert finding.text == "Too short to judge: 2 iterations; at least 5 are needed."
 
 
 @pytest.mark.parametrize(("dropped", "level"), [(4.0, "passed"), (5.0, "warning"), (9.0, "problem")])

@@ -38,9 +38,9 @@ def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
         return
     bill = ledger.spent(market="spot")
     paid = f"{short_duration(bill.device_s)} of spot devices, {money(bill.usd, modelled)}."
-    text = f"**Spot devices idle {percent(idle)} of their paid time"
+    text = f"**Spot devices were idle for {percent(idle)} of their paid time"
     if unexplored > idle:
-        text += f"; if they did not explore, {percent(unexplored)}.** {paid}"
+        text += f"; without exploration it would be {percent(unexplored)}.** {paid}"
     else:
         text += f".** {paid} None of it went into exploration. {IDLE_SPOT_ADVICE}"
     (st.success if unexplored > idle else st.info)(markdown_text(text), icon=":material/bolt:")

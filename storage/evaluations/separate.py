@@ -245,7 +245,14 @@ def difference_of(
 
 
 def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig, facts: Mapping[str, str]) -> None:
-    """Refuse to compare scores of different scales; the message names the settings that differ."""
+    """Refuse to compare scores of different scales; the message names the settings that differ.
+
+    Args:
+        facts: those of the evaluation to come, with the digest of its reward's file if it has one.
+
+    Raises:
+        ConfigurationError: another reward judged the earlier one, or another version of its file.
+    """
     other = earlier.config
     differing = [name for name in _differing(other, config) if name.startswith("reward.")]
     if other.reward.scorer != config.reward.scorer or {"reward.options", "reward.frames"} & {*differing}:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from collections.abc import Sequence
 from filecmp import cmp
 from pathlib import Path
@@ -38,6 +39,7 @@ from storage.errors import (
     PromptFileError,
     RunCancelledError,
     RunNotFoundError,
+    SpotlightError,
     StorageError,
 )
 from storage.home import Home
@@ -70,7 +72,7 @@ def train(
 
     Args: those of `spotlight.train`.
     """
-    with stops_in_order("Stopped before the run began; nothing is kept."):
+    with stops_in_order(lambda: _where_stopped(run_id, "Stopped before the run began; nothing is kept.")):
         if run_id is not None:
             check_run_id(run_id)
         config = new_configuration(preset, [*settings, *cluster_setting(cluster, ray_address)])
@@ -97,7 +99,8 @@ def resume(
 
     Args: those of `spotlight.resume`.
     """
-    with stops_in_order(f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"):
+    earlier = f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"
+    with stops_in_order(lambda: _where_stopped(run_id, earlier)):
         home = Home.from_environment().ensure()
         fetch_where_unknown(home, run_id)
         given = {"iterations": iterations, "budget.usd": budget_usd, "budget.hours": budget_hours}
@@ -376,12 +379,28 @@ def _say_where_it_stopped(store: RunStore, run_id: str, stopped: BaseException) 
         return
     if isinstance(stopped, Stopped):
         stopped.said = True
+    reporter().note(_how_far(row))
+
+
+def _where_stopped(run_id: str | None, earlier: str) -> str:
+    """Return how far a run got until its process was stopped; `earlier` before this process did it.
+
+    The signal may have come after the run's end, while its server and judges were closed.
+    """
+    try:
+        row = RunStore(Home.from_environment()).run(run_id or "")
+    except SpotlightError:
+        return earlier
+    is_ours = row.host == socket.gethostname() and row.pid == os.getpid() and row.may_be_alive
+    return _how_far(row) if is_ours else earlier
+
+
+def _how_far(row: RunRow) -> str:
     if row.status == "finished":
-        reporter().note(f"Run {run_id} had finished.")
-        return
+        return f"Run {row.run_id} had finished."
     done, total = row.last_iteration or 0, row.config.iterations
     where = f"after iteration {done} of {total}" if done else "before its first iteration was done"
-    reporter().note(f"Stopped {where}. Continue: spotlight resume {run_id}")
+    return f"Stopped {where}. Continue: spotlight resume {row.run_id}"
 
 
 def _size_of(config: RunConfig) -> str:

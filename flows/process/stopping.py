@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -85,13 +85,13 @@ def _is_within_prefect(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def stops_in_order(words: str) -> Iterator[None]:
+def stops_in_order(words: str | Callable[[], str]) -> Iterator[None]:
     """Let the first signal raise `Stopped` in the main thread and later ones wait, while the context lasts.
 
     In another thread, and within such a context, it changes nothing.
 
     Args:
-        words: message to the person, unless `Stopped.said`.
+        words: message to the person, unless `Stopped.said`; a function if it depends on when the signal came.
 
     Raises:
         KeyboardInterrupt: the work was ended by Ctrl-C.
@@ -107,7 +107,7 @@ def stops_in_order(words: str) -> Iterator[None]:
         handler.end_waiting()
     except Stopped as stopped:
         if not stopped.said:
-            reporter().note(words)
+            reporter().note(words if isinstance(words, str) else words())
         if stopped.number == signal.SIGINT:
             raise
         raise SystemExit(128 + stopped.number) from stopped

@@ -12,8 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from flows import start
 from flows.process import stopping
 from flows.process.stopping import Stopped, stops_in_order
+from storage.config.run_config import RunConfig
+from storage.home import Home
+from storage.record.run_store import RunStore
+from tests.sample_run import iteration_record
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -107,3 +112,46 @@ def test_a_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         scope["ask"]()  # pyright: ignore[reportCallIssue]
+
+
+EARLIER = {
+    "new": "Stopped before the run began; nothing is kept.",
+    "resumed": "Stopped before the run was resumed. Continue: spotlight resume r",
+}
+
+
+@pytest.mark.parametrize("begins", EARLIER)
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ("start", ""),
+        ("work", "Stopped after iteration 1 of 9. Continue: spotlight resume r"),
+        ("end", "Run r had finished."),
+    ],
+)
+def test_the_words_are_those_of_the_moment_at_which_the_signal_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    begins: str, at: str, said: str,
+):  # fmt: skip
+    def do_run(home: Home, run_id: str, config: RunConfig, *_: object, **__: object) -> None:
+        if at != "start":
+            if begins == "new":
+                store.create_run(run_id, config, {}, os.getpid())
+            else:
+                store.resume_run(run_id, os.getpid())
+            store.commit_iteration(iteration_record(run_id, 1, 100.0, 8))
+        if at == "end":
+            store.set_status(run_id, "finished")
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
+    monkeypatch.setattr(start, "post_train_under_server", do_run)
+    store = RunStore(Home(tmp_path).ensure())
+    if begins == "resumed":
+        with subprocess.Popen(["true"]) as ended:
+            store.create_run("r", RunConfig(iterations=9), {}, ended.pid)
+    with pytest.raises(KeyboardInterrupt):
+        start.train("smoke", ["iterations=9"], run_id="r") if begins == "new" else start.resume("r")
+    assert capsys.readouterr().out.splitlines()[-1] == (said or EARLIER[begins])

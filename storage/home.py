@@ -129,6 +129,10 @@ class Home:
         """Return the folder of one run's history, if it keeps one."""
         return self.run(run_id) / "history"
 
+    def output(self, run_id: str) -> Path:
+        """Return the folder of what one run's local workers and scorers print."""
+        return self.run(run_id) / "output"
+
     def ensure(self) -> Home:
         """Create missing folders, close the whole home to other users of the machine, and return this home.
 

@@ -9,18 +9,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 from gpu_runtime.cluster.protocol import Cluster
 from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
 
 
-def cluster_class(runtime: RuntimeConfig) -> Callable[[RunConfig], Cluster]:
-    """Return the cluster class of a run, importing its libraries, which takes a second."""
+def cluster_class(runtime: RuntimeConfig, output: Path | None = None) -> Callable[[RunConfig], Cluster]:
+    """Return the cluster class of a run, importing its libraries, which takes a second.
+
+    Args:
+        output: folder for what its workers print; Ray has its own, `session_latest/logs`.
+    """
     if runtime.cluster == "local":
         from gpu_runtime.cluster.local_cluster import LocalCluster
 
-        return LocalCluster
+        return partial(LocalCluster, output=output)
     from gpu_runtime.cluster.ray.ray_cluster import RayCluster  # only this cluster imports Ray
 
     return RayCluster
@@ -41,14 +47,14 @@ def start_early(reward: RewardConfig, evaluation: EvaluationConfig) -> None:
 
 
 @contextmanager
-def open_cluster(config: RunConfig) -> Iterator[Cluster]:
-    """Start or join the cluster of a run, and provide it within a context.
+def open_cluster(config: RunConfig, output: Path | None = None) -> Iterator[Cluster]:
+    """Start or join the cluster of a run, and provide it within a context; `output`: see `cluster_class`.
 
     Raises:
         RuntimeFailure: if it does not start, or no cluster answers at the address.
         ConfigurationError: if it lacks what the settings ask for.
     """
-    cluster = cluster_class(config.runtime)(config)
+    cluster = cluster_class(config.runtime, output)(config)
     try:
         yield cluster
     finally:

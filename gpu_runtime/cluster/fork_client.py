@@ -40,6 +40,7 @@ class ForkedProcess:
         self.link = link
         self._handle = handle
         self._output = output
+        self._begin = os.fstat(output).st_size
 
     def kill(self) -> None:
         """Kill the process, whatever it is doing."""
@@ -49,7 +50,7 @@ class ForkedProcess:
 
     def last_words(self) -> str:
         """Return how it ended, with the last line that it printed."""
-        printed = _last_line(self._output)
+        printed = _last_line(self._output, self._begin)
         return f"its process ended; it last printed: {printed}" if printed else "its process ended"
 
     def close(self) -> None:
@@ -95,9 +96,9 @@ class _ForkServer:
         self._process.wait()
         os.close(self._output)
 
-    def fork(self, limit_s: float) -> ForkedProcess:
+    def fork(self, limit_s: float, log: Path | None) -> ForkedProcess:
         ours, theirs = socket.socketpair()
-        output = os.memfd_create("spotlight-worker")
+        output = _opened(log)
         with self._lock, theirs:
             self._socket.settimeout(limit_s)
             try:
@@ -141,13 +142,16 @@ def end_fork_server() -> None:
         _server = None
 
 
-def fork(limit_s: float) -> ForkedProcess:
+def fork(limit_s: float, log: Path | None = None) -> ForkedProcess:
     """Fork a process, after waiting for the fork server's imports.
+
+    Args:
+        log: file to which it appends what it prints; None keeps that in memory.
 
     Raises:
         RuntimeFailure: if it does not answer within `limit_s` seconds.
     """
-    return start_fork_server().fork(limit_s)
+    return start_fork_server().fork(limit_s, log)
 
 
 def requesting_command() -> str:
@@ -159,8 +163,17 @@ def requesting_command() -> str:
     return shlex.join([sys.executable, "-I", "-S", str(script), start_fork_server().name])
 
 
-def _last_line(output: int) -> str:
-    """Return the last line that a process has printed."""
+def _opened(log: Path | None) -> int:
+    if log is not None:
+        with suppress(OSError):  # a run can do without it
+            log.parent.mkdir(exist_ok=True)
+            return os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.memfd_create("spotlight-worker")
+
+
+def _last_line(output: int, begin: int = 0) -> str:
+    """Return the last line that a process has printed, where its file had `begin` bytes before it."""
     size = os.fstat(output).st_size
-    text = os.pread(output, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
+    begin = begin if begin <= size else 0  # it was shortened
+    text = os.pread(output, _TAIL_BYTES, max(begin, size - _TAIL_BYTES)).decode(errors="replace")
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -39,16 +40,20 @@ class LocalCluster(Cluster):
     The clusters of one driver share a fork server, which stays for the next one; if it is lost, so are its
     workers, and no other process is needed.
 
+    Args:
+        output: folder of a file per slot for what its workers print; None keeps only the end, in memory.
+
     Raises:
         ConfigurationError: on systems other than Linux.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, output: Path | None = None) -> None:
         if sys.platform != "linux":
             raise ConfigurationError(
                 f"runtime.cluster=local needs Linux, and this is {sys.platform}; set runtime.cluster=ray"
             )
         self._start_limit_s = config.runtime.start_timeout_s
+        self._output = output
         self._lock = threading.Lock()
         self._actors: list[LocalActor[Any]] = []
         self._shared: weakref.WeakSet[SharedValue] = weakref.WeakSet()
@@ -66,7 +71,8 @@ class LocalCluster(Cluster):
     ) -> LocalActor[WorkerT]:
         """See `Cluster`; callable from any thread. Market, GPU and folders have no effect here."""
         surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
-        process = fork(self._start_limit_s)
+        log = self._output and self._output / f"{name.partition('.')[0]}.log"
+        process = fork(self._start_limit_s, log)
         actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (build, args))
         with self._lock:
             self._actors = [actor for actor in self._actors if not actor.gone] + [actor]

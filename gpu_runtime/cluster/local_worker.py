@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 from storage.errors import RuntimeFailure
 
 _PR_SET_NAME = 15
+_STDOUT = 1
+
+_MOST_OUTPUT_BYTES = 1 << 20
+"""Size from which the file of what a worker prints is cut to its second half, after a call."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,21 @@ def serve(descriptor: int) -> None:
             message = link.recv_bytes()
         except EOFError:
             return
-        link.send_bytes(_packed(_answer(worker, message)))
+        answer = _packed(_answer(worker, message))
+        _keep_output()
+        link.send_bytes(answer)
+
+
+def _keep_output() -> None:
+    """Write out what was printed, so that it can be read at once, and bound its file."""
+    with suppress(OSError, ValueError):  # a full disk, or a closed stream of user code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if (size := os.fstat(_STDOUT).st_size) > _MOST_OUTPUT_BYTES:
+            kept = os.pread(_STDOUT, _MOST_OUTPUT_BYTES // 2, size - _MOST_OUTPUT_BYTES // 2)
+            os.ftruncate(_STDOUT, 0)
+            os.lseek(_STDOUT, 0, os.SEEK_SET)  # memory is not appended to
+            os.write(_STDOUT, kept)
 
 
 def _answer(worker: Any, message: bytes) -> Answer:

@@ -254,7 +254,7 @@ def open_session(
         store.add_event(run_id, "clock_jump", message)
     history = home.history(run_id) if config.runtime.history else None
     with ExitStack() as opened:
-        cluster = opened.enter_context(open_cluster(config))
+        cluster = opened.enter_context(open_cluster(config, home.output(run_id)))
         runtime = Runtime(config, cluster, history)
         opened.callback(close_runtime, runtime, store, run_id)
         readers = Readers(home, run_id, config.tracking)

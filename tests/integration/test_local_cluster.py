@@ -58,6 +58,14 @@ class Parrot:
         name = psutil.Process().name()
         return os.getpid(), name, os.environ.get("SAID", ""), len(os.listdir(f"/proc/{os.getppid()}/task"))
 
+    def print(self, text: str) -> None:
+        print(text)
+
+    def output_bytes(self) -> int:
+        found = os.fstat(1)
+        assert found.st_blocks * 512 < 1 << 20
+        return found.st_size
+
     def print_and_end(self, text: str) -> None:
         print(text, file=sys.stderr)
         os._exit(3)
@@ -102,6 +110,32 @@ def await_end(pid: int) -> None:
     while is_there(pid):
         assert time.monotonic() < deadline, f"process {pid} is left"
         time.sleep(0.02)
+
+
+def test_what_a_worker_prints_is_in_its_file(tmp_path: Path):
+    cluster, log = LocalCluster(tiny_config(), tmp_path / "output"), tmp_path / "output" / "parrot-0.log"
+    try:
+        first = cluster.start("parrot-0", Parrot, gpu=False)
+        first.call(Parrot.print, "as the first").result(LIMIT_S)
+        assert log.read_text() == "as the first\n"
+        first.kill()
+        first.wait(LIMIT_S)
+        parrot = cluster.start("parrot-0.1", Parrot, gpu=False)  # it takes the slot
+        parrot.call(Parrot.print, "as the second").result(LIMIT_S)
+        assert log.read_text() == "as the first\nas the second\n"
+        parrot.call(Parrot.print, "x" * (1 << 20)).result(LIMIT_S)
+        parrot.call(Parrot.print, "the end").result(LIMIT_S)
+        assert log.stat().st_size < (1 << 19) + 100
+        assert log.read_text().endswith("x\nthe end\n")
+    finally:
+        cluster.shutdown()
+
+
+def test_what_a_worker_prints_in_memory_is_bounded(parrot):
+    for number in range(3):
+        parrot.call(Parrot.print, f"{number}" * (1 << 20)).result(LIMIT_S)
+    size = parrot.call(Parrot.output_bytes).result(LIMIT_S)
+    assert size == 1 << 19, "the second half, without a hole before it"
 
 
 def test_calls_are_served_in_the_order_in_which_they_were_made(parrot):

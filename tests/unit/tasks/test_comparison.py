@@ -243,7 +243,7 @@ def test_a_checkpoint_scored_again_has_all_of_them(
 
     newest = SimpleNamespace(blobs={}, state={"policy_version": 1}, iteration=config.iterations)
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
-    monkeypatch.setattr(evaluation, "open_cluster", lambda config: nullcontext())
+    monkeypatch.setattr(evaluation, "open_cluster", lambda config, output: nullcontext())
     monkeypatch.setattr(evaluation, "Runtime", runtime)
     evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=True)
     assert made[0].asked == [553]

@@ -80,6 +80,8 @@ def presets() -> None:
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if sys.stdout.isatty() else _UNLIMITED
     found = list_presets()
     longest = max(len(preset.name) for preset in found)
+    if sys.stdout.isatty():
+        typer.secho(f"{'preset':{longest}} {'tried on':20} purpose", bold=True)
     for preset in found:
         columns = f"{preset.name:{longest}} {preset.evidence:20} "
         lines = textwrap.wrap(

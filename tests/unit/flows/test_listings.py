@@ -67,6 +67,7 @@ def test_identifiers_of_evaluations_can_be_copied_too(home: Home):
 def test_descriptions_of_presets_are_whole_and_break_between_words(home: Home):
     shown = on_terminal(home, "presets")
     assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "tried on" in shown and "tried on" not in piped(home, "presets")
     listed = [line.split() for line in piped(home, "presets").splitlines()]
     for preset in list_presets():
         line = f"{preset.name} {preset.evidence} {preset.summary}"

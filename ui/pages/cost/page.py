@@ -50,7 +50,8 @@ def _show_verdict(ledger: Ledger, compared: cost.OnDemandCost | None, modelled: 
         f"{usd(compared.reserved_usd_per_hour)} an hour it would be {on_demand}."
     )
     if compared.no_saving:
-        st.info(markdown_text(f"**No saving. {compared.no_saving}** {text}"), icon=":material/money_off:")
+        text = f"**No saving is claimed. {compared.no_saving}** {text}"
+        st.info(markdown_text(text), icon=":material/money_off:")
     else:
         share = percent(compared.saved_usd / compared.on_demand_usd)
         text = f"**Spot devices saved {usd(compared.saved_usd)} ({share}).** {text}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import socket
+import sys
 import time
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,13 +62,14 @@ def score(
     from storage.pictures import read_frames
     from tasks.checks.quick_checks import judge_image
 
-    config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])])
-    try:
-        image_HWC = read_frames(image.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
-    with judges_beside(config):
-        judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
+    with redirect_stdout(sys.stderr):  # what the reward's own code prints
+        config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])])
+        try:
+            image_HWC = read_frames(image.read_bytes())
+        except OSError as error:
+            raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
+        with judges_beside(config):
+            judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
     typer.echo(json.dumps(judged))
     raise typer.Exit(0 if judged["error"] is None else 1)
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.main import get_command
 
 import flows.server.prefect_server
@@ -199,6 +200,16 @@ def test_resuming_with_and_without_ray(
     [(_, resumed)] = begun
     assert (resumed.runtime.cluster, resumed.runtime.ray_address) == cluster
     assert resumed.computes_like(config) and store.run("mine").config == config
+
+
+def test_a_judgement_alone_is_on_stdout(shell: Shell, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "print('imported')\n\ndef r(image, prompt):\n    print('saw', prompt)\n    return 0.5\n"
+    )
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    code, out, error = shell("score", f"{tmp_path}/mine.py:r", f"{tmp_path}/image.png", "a cat")
+    assert (code, json.loads(out)["value"]) == (0, 0.5)
+    assert "imported" in error and "saw a cat" in error
 
 
 def test_resuming_with_other_prompts(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):

@@ -161,10 +161,7 @@ class Registry(Generic[Kind]):
                 found = getattr(found, part)
         # The module is third-party code: what it raises while it is imported is not known.
         except (Exception, SystemExit) as error:  # a script without a guard ends itself
-            raise ConfigurationError(
-                f"{said}{quoted(path)} cannot be imported ({type(error).__name__}: {one_line(str(error))}); "
-                "check the name, and that its folder is installed or in PYTHONPATH"
-            ) from error
+            raise ConfigurationError(f"{said}{self._not_imported(path, error)}") from error
         if isinstance(found, self._kind):
             return found
         try:
@@ -178,6 +175,24 @@ class Registry(Generic[Kind]):
             )
         return adapted
 
+    def _not_imported(self, path: str, error: BaseException) -> str:
+        advice = "check the name, and that its folder is installed or in PYTHONPATH"
+        file, _, name = path.rpartition(":")
+        if file.endswith(".py"):
+            advice, file = "correct it, or install what it imports", _absolute(file)
+            if not os.path.isfile(file):
+                return f"{quoted(file)} does not exist"
+            if module := sys.modules.get(f"file {file}"):
+                has = [
+                    each
+                    for each, value in vars(module).items()
+                    if not each.startswith("_")
+                    and (isinstance(value, self._kind) or getattr(value, "__module__", "") == module.__name__)
+                ]
+                return f"{quoted(file)} has no {quoted(name)}; it has {', '.join(has) or 'nothing to name'}"
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        return f"{quoted(path)} cannot be imported ({reason}); {advice}"
+
 
 def lazily(path: str) -> Callable[..., Any]:
     """Return a function that imports what `package.module:Name` names, and calls it."""
@@ -187,7 +202,11 @@ def lazily(path: str) -> Callable[..., Any]:
 def absolute_name(name: str) -> str:
     """Return the name of a thing with the path of its file absolute, where it has one."""
     file, _, attribute = name.rpartition(":")
-    return f"{os.path.abspath(os.path.expanduser(file))}:{attribute}" if file.endswith(".py") else name
+    return f"{_absolute(file)}:{attribute}" if file.endswith(".py") else name
+
+
+def _absolute(file: str) -> str:
+    return os.path.abspath(os.path.expanduser(file))
 
 
 def _module(path: str) -> ModuleType:
@@ -198,7 +217,7 @@ def _module(path: str) -> ModuleType:
 
 def _module_of_file(path: str) -> ModuleType:
     """Import a file that is in no package, once for each path."""
-    file = os.path.abspath(os.path.expanduser(path))
+    file = _absolute(path)
     name = f"file {file}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)

@@ -217,6 +217,18 @@ def test_what_cannot_be_imported_is_refused(module: Write, path: str, says: str)
     assert said.endswith("check the name, and that its folder is installed or in PYTHONPATH")
 
 
+def test_a_file_or_a_function_that_is_missing_is_said_with_what_there_is(tmp_path: Path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from math import sin\nfrom gpu_runtime.rewards.registry import ScorerPlugin\n_LIMIT = 1\n\n"
+        "def dark(image, prompt): ...\n\ndef raw(image, prompt): ...\n\nplugin = ScorerPlugin(raw)\n"
+    )
+    assert refusal(f"{mine}:nothere").endswith(f"'{mine}' has no 'nothere'; it has dark, raw, plugin")
+    assert refusal(f"{tmp_path}/gone.py:dark").endswith(f"'{tmp_path}/gone.py' does not exist")
+    (tmp_path / "bad.py").write_text("import no_such_library_of_ours")
+    assert refusal(f"{tmp_path}/bad.py:dark").endswith("_of_ours'); correct it, or install what it imports")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -177,8 +177,9 @@ def _plain(name: str, value: Any) -> Any:
         return float(str(value)) if isinstance(plain, float) else plain
     if isinstance(value, (str, int, float, Mapping)):
         return value
+    advice = "; write it into a file, and give 'FILE.py:NAME'" * callable(value)
     raise ConfigurationError(
-        f"{name} = {value!r}: give text, a number, True or False, a path, or a list of these"
+        f"{name} = {value!r}: give text, a number, True or False, a path, or a list of these{advice}"
     )
 
 

@@ -112,7 +112,11 @@ def test_the_command_line_begins_the_same_run(begun, monkeypatch: pytest.MonkeyP
         ),
         ({"iterations": None}, "leave the setting out"),
         ({"sampling": {1: 2}}, r"sampling.1 \(from settings\): no such setting"),
-        ({"seed": object()}, "seed = <object .*: give text, a number"),
+        ({"seed": object()}, "seed = <object .*: give text, a number.*these$"),
+        (
+            {"reward.scorer": lambda image, prompt: 1.0},
+            "these; write it into a file, and give 'FILE.py:NAME'",
+        ),
         ({"runtime": {"spot_workers": "many"}}, "runtime.spot_workers = 'many'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,8 +209,11 @@ class Asked:
     def __init__(self, config: RunConfig) -> None:
         _, self.evaluate_prompts = load_run_prompts(config)
         self.compared_prompts = compared_prompts(config, self.evaluate_prompts)
-        self.restore = lambda blobs, version: None
         self.asked: list[int] = []
+        self.weights: tuple[Mapping[str, bytes], int] | None = None
+
+    def restore(self, blobs: Mapping[str, bytes], version: int) -> None:
+        self.weights = blobs, version
 
     def evaluate(self, prompts: list[PromptRecord]) -> Any:
         self.asked.append(len(prompts))
@@ -232,8 +236,9 @@ def test_a_run_done_again_has_all_of_them_before_and_after(config: RunConfig):
     assert devices.asked == [553, 96, 553]
 
 
+@pytest.mark.parametrize(("again", "prompts"), [(True, 553), (False, 96)])
 def test_a_checkpoint_scored_again_has_all_of_them(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig, again: bool, prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made: list[Asked] = []
 
@@ -241,12 +246,12 @@ def test_a_checkpoint_scored_again_has_all_of_them(
         made.append(Asked(config))
         return nullcontext(made[0])
 
-    newest = SimpleNamespace(blobs={}, state={"policy_version": 1}, iteration=config.iterations)
+    newest = SimpleNamespace(blobs={"weights": b""}, state={"policy_version": 1}, iteration=config.iterations)
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
     monkeypatch.setattr(evaluation, "open_cluster", lambda config, output: nullcontext())
     monkeypatch.setattr(evaluation, "Runtime", runtime)
-    evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=True)
-    assert made[0].asked == [553]
+    evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=again)
+    assert (made[0].asked, made[0].weights) == ([prompts], ({"weights": b""}, 1))
 
 
 def test_what_is_compared_is_what_the_scoring_began_with(

@@ -115,18 +115,6 @@ def test_it_explores_from_the_next_iteration_on_once_a_look_says_so():
     assert run.strategy.decisions() == {1: "off_policy", 2: "off_policy"}
 
 
-def test_evaluations_from_before_it_follows_off_policy_do_not_count_against_drafts():
-    run = Driven()
-    for iteration in (1, 2):
-        run.iterate(iteration, TRAINING)
-    falls = {
-        after: {prompt: mean + 0.01 * (prompt % 2) for prompt in range(16)}
-        for after, mean in ((0, 0.8), (1, 0.4))
-    }
-    assert run.strategy.after_training(3, TrainingEvidence(clipped(0.0), lambda: falls)) == ()
-    assert run.strategy.trains_on_drafts
-
-
 def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
     """The configuration with some settings of its sections changed."""
     updates = {name: getattr(config, name).model_copy(update=some) for name, some in sections.items()}
@@ -148,6 +136,17 @@ def test_a_graded_run_begins_as_off_policy_and_goes_on_where_it_pays():
     assert message.startswith("iteration 1: still off_policy from here on")
     run.iterate(2, TRAINING)
     assert run.ways == {1: "plain", 2: "off_policy", 3: "off_policy"}
+
+
+def test_evaluations_from_before_it_follows_off_policy_do_not_count_against_drafts():
+    run = begun(config_of())
+    run.iterate(1, TRAINING)  # rolls out, beside the drafts of the second
+    falls = {
+        after: {prompt: mean + 0.01 * (prompt % 2) for prompt in range(16)}
+        for after, mean in ((0, 0.8), (1, 0.4))
+    }
+    assert run.strategy.after_training(2, TrainingEvidence(clipped(0.0), lambda: falls)) == ()
+    assert run.strategy.trains_on_drafts
 
 
 def test_it_ends_after_the_drafts_under_way_where_it_does_not_pay():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from storage.environment import PURPOSE, gives_verdict, is_modelled
+from storage.environment import GIVES_VERDICT, PURPOSE, gives_verdict, is_modelled
 from storage.record.ledger import judge_usd, read_ledger
 from storage.record.reading import RecordConnection
 from storage.record.run_store import RunStore
@@ -35,6 +35,9 @@ _WORKED = f"""
 """
 """The query of the time for which each run was at work."""
 
+VERDICTS = f"environment->>'{GIVES_VERDICT}' IS DISTINCT FROM 'no'"
+"""The condition on a row of `runs` that its reward may call an image exact; where not, 0.0 is stored."""
+
 OVERVIEW = f"""
     WITH worked AS ({_WORKED}),
     scored AS (
@@ -48,8 +51,9 @@ OVERVIEW = f"""
     SELECT run_id, name, status, created_at, ended_at, coalesce(iterations, 0) AS iterations,
         coalesce((summary->>'score_before')::DOUBLE, score_before) AS score_before,
         coalesce((summary->>'score_after')::DOUBLE, score_now) AS score_now, score_best,
-        coalesce((summary->>'exact_before')::DOUBLE, exact_before) AS exact_before,
-        coalesce((summary->>'exact_after')::DOUBLE, exact_now) AS exact_now,
+        CASE WHEN {VERDICTS} THEN coalesce((summary->>'exact_before')::DOUBLE, exact_before) END
+            AS exact_before,
+        CASE WHEN {VERDICTS} THEN coalesce((summary->>'exact_after')::DOUBLE, exact_now) END AS exact_now,
         coalesce(wall_s, 0) AS wall_s, coalesce(usd, (summary->>'cost_usd')::DOUBLE, 0.0) AS usd,
         config, environment, host, pid, process_started_at,
         run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived,

@@ -17,7 +17,7 @@ import pandas as pd
 
 from storage.environment import PURPOSE
 from storage.record.reading import RecordConnection
-from storage.record.results import OVERVIEW, SPANS
+from storage.record.results import OVERVIEW, SPANS, VERDICTS
 
 
 def run_overview(connection: RecordConnection, run_ids: Sequence[str] | None = None) -> pd.DataFrame:
@@ -53,10 +53,13 @@ def listed_runs(connection: RecordConnection) -> pd.DataFrame:
 
 
 def score_curve(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return held-out evaluations in order, `ended_at` in Unix seconds, and `elapsed_s` at work."""
+    """Return held-out evaluations in order, `ended_at` in Unix seconds, and `elapsed_s` at work.
+
+    `exact` is NaN if the reward gives no verdict.
+    """
     frame = connection.execute(
-        "SELECT iteration, policy_version, score, exact, ended_at FROM evaluations "
-        "WHERE run_id = ? ORDER BY iteration",
+        f"SELECT iteration, policy_version, score, CASE WHEN {VERDICTS} THEN exact END AS exact, "
+        "e.ended_at FROM evaluations e JOIN runs USING (run_id) WHERE run_id = ? ORDER BY iteration",
         [run_id],
     ).df()
     frame["elapsed_s"] = _elapsed_s(connection, run_id, frame["ended_at"].to_numpy(dtype=float))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -17,12 +18,14 @@ import pytest
 import spotlight
 from flows import start
 from storage.config.run_config import RunConfig
+from storage.environment import GIVES_VERDICT
 from storage.errors import ConfigurationError, RunCancelledError, RunNotFoundError
 from storage.home import Home
 from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tests.documents import python_of
 from tests.sample_run import write_sample_run
+from tests.tampering import set_run
 
 HEAVY = {"torch", "ray", "prefect", "streamlit", "diffusers", "mlflow", "pandas", "duckdb", "flows", "tasks"}
 
@@ -184,6 +187,17 @@ def test_frames_of_a_run(home: Home):
     assert sum(run.ledger["usd"].tolist()) == pytest.approx(bill.usd)
     assert sum(run.ledger["device_s"].tolist()) == pytest.approx(bill.device_s)
     assert set(run.ledger.columns) == {"phase", "market", "state", "device_s", "usd"}
+
+
+@pytest.mark.parametrize("verdict", ["yes", "no"])
+def test_a_reward_without_a_verdict_has_no_share_of_exact_images(home: Home, verdict: str):
+    store = RunStore(home)
+    write_sample_run(store, "r", iterations=2)
+    set_run(store, "r", environment={GIVES_VERDICT: verdict})
+    [row] = spotlight.runs().to_dict("records")
+    found = [row["exact_before"], row["exact_now"], *spotlight.load_run("r").scores["exact"]]
+    assert [math.isnan(value) for value in found] == [verdict == "no"] * len(found)
+    assert row["score_before"] >= 0
 
 
 def test_a_run_that_goes_on_is_read_anew_and_what_is_not_there_is_empty(home: Home):

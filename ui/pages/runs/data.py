@@ -56,7 +56,6 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
     ]
     notes = RunStore(Home(home)).notes()
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
-    table["exact_now"] = table["exact_now"].where([fact["verdicts"] for fact in facts])
     return table.assign(
         **{name: [fact[name] for fact in facts] for name in _FACTS},
         status=shown_statuses(Home(home), table),

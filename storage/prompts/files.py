@@ -277,9 +277,10 @@ def _check_objects(objects: Any, key: str, where: str) -> None:
 def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> list[PromptRecord]:
     """Return the held-out prompts (of all in the file) that every evaluation of a run has, so as to compare.
 
-    The first and the last evaluation have the whole file, those between them only these.
+    The first and the last evaluation have the whole file, those between them only these. A run that has none
+    between may be extended until it has, so the number of its iterations does not count.
     """
-    return draw_subset(held_out, config.evaluation.prompts if config.evaluates_between else len(held_out))
+    return draw_subset(held_out, config.evaluation.prompts if config.evaluation.every else len(held_out))
 
 
 def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecord]:
@@ -311,13 +312,15 @@ def held_out_in_words(config: RunConfig) -> str:
     """Describe the part of the file in a run's evaluations, and their number of images."""
     _, held_out = load_run_prompts(config)
     compared = compared_prompts(config, held_out)
+    whole, part = part_in_words(held_out, held_out), part_in_words(compared, held_out)
     if len(compared) == len(held_out):
-        return f"each evaluation has {part_in_words(held_out, held_out)}"
+        return f"each evaluation has {whole}"
+    if not config.evaluates_between:
+        return f"each evaluation has {whole}; the curve is over {part}"
     images = config.evaluation.images_per_prompt
     return (
-        f"the first and the last evaluation have {part_in_words(held_out, held_out)} "
-        f"({len(held_out) * images:,} images each), the others {part_in_words(compared, held_out)} "
-        f"({len(compared) * images:,} images)"
+        f"the first and the last evaluation have {whole} ({len(held_out) * images:,} images each), "
+        f"the others {part} ({len(compared) * images:,} images)"
     )
 
 

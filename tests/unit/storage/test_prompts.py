@@ -136,6 +136,18 @@ def test_without_an_evaluation_between_there_is_no_part(tmp_path: Path):
     assert held_out_in_words(config) == "each evaluation has all 128 held-out prompts"
 
 
+def test_a_run_that_is_extended_goes_on_with_the_prompts_of_its_curve():
+    short, longer = (
+        load_config("smoke", ["evaluation.prompts=3", f"iterations={number}"], {}) for number in (2, 12)
+    )
+    _, held_out = load_run_prompts(short)
+    assert compared_prompts(short, held_out) == compared_prompts(longer, held_out)
+    assert len(compared_prompts(short, held_out)) == 3
+    assert held_out_in_words(short) == (
+        "each evaluation has all 8 held-out prompts; the curve is over 3 of 8 held-out prompts"
+    )
+
+
 ROWS = [
     {
         "tag": "position",

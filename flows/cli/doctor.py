@@ -22,6 +22,7 @@ from flows.output import console
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError, StorageError
 from storage.home import Home
+from storage.prompts.files import load_run_prompts
 from storage.record.run_folder import bare_folders
 from storage.record.run_store import RunStore
 
@@ -52,7 +53,8 @@ def doctor(
 def examine(config: RunConfig) -> bool:
     """Print one line per check of a run; return True if all are passed."""
     screen = console()
-    healthy, started = True, ExitStack()
+    wrong: dict[str, str] = {}
+    started = ExitStack()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("python", lambda: sys.version.split()[0]),
         ("packages", lambda: ", ".join(f"{n} {importlib.metadata.version(n)}" for n in _PACKAGES)),
@@ -60,6 +62,7 @@ def examine(config: RunConfig) -> bool:
         ("device", lambda: _device(config)),
         ("home", _home),
         ("records", _records),
+        ("prompts", lambda: _prompts(config)),
         ("judge", lambda: _judge(config, started)),
         ("model and scorer", lambda: _model_and_scorer(config)),
         ("model's numbers", lambda: _numbers(config)),
@@ -71,9 +74,11 @@ def examine(config: RunConfig) -> bool:
             try:
                 screen.print(Text.assemble(("ok   ", "green"), f" {name}: {check()}"))
             except (SpotlightError, ImportError, OSError) as error:
-                healthy = False
-                screen.print(Text.assemble(("wrong", "red"), f" {name}: {error}"))
-    return healthy
+                # Later checks read the prompts, too.
+                is_known = wrong.setdefault(str(error), name) == "prompts" != name
+                text = "not checked: see prompts" if is_known else str(error)
+                screen.print(Text.assemble(("wrong", "red"), f" {name}: {text}"))
+    return not wrong
 
 
 def _device(config: RunConfig) -> str:
@@ -192,6 +197,11 @@ def _numbers(config: RunConfig) -> str:
     from tasks.checks.preflight import read_weights
 
     return f"{read_weights(config.model):,} in the files of {config.model.path}, all finite"
+
+
+def _prompts(config: RunConfig) -> str:
+    train, evaluate = load_run_prompts(config)
+    return f"{len(train):,} to train on, {len(evaluate):,} held out"
 
 
 def _judge(config: RunConfig, started: ExitStack) -> str:

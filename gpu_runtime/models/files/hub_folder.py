@@ -29,7 +29,12 @@ def find_folder(setting: str, name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError) as error:
+    except HFValidationError as error:
+        raise ModelError(
+            f"{setting} = {quoted(name)} is no folder here, and cannot be a name of the hub's; name a folder "
+            "that holds the model"
+        ) from error
+    except LocalEntryNotFoundError as error:
         raise ModelError(
             f"{setting} = {quoted(name)} is no folder here, and the hub's cache of this machine has no model "
             f"of that name; download it first (`hf download {name[:80]}`) or name a folder that holds it"

@@ -14,7 +14,7 @@ from flows.cli.command_line import app
 from gpu_runtime.models.embedded.folder import TRANSFORMER_WEIGHTS
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from storage.config.loading import load_config
-from storage.config.run_config import ModelConfig, RunConfig
+from storage.config.run_config import ModelConfig, PromptsConfig, RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_folder import RUN_FILE
@@ -63,6 +63,15 @@ def test_what_is_wrong_is_said_and_the_rest_is_checked(
     assert "start it or unset the variable" in text
     assert "ok    records: 0 runs" in text
     assert "wrong model and scorer: libGL.so.1: cannot open shared object file [bold]\n" in text
+
+
+def test_a_file_of_too_few_prompts_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "four.txt").write_text("".join(f'a red sign that says "A{n}"\n' for n in range(4)))
+    assert not doctor.examine(RunConfig(prompts=PromptsConfig(train=str(tmp_path / "four.txt"))))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("wrong prompts: prompts.train names a file of 4 prompts") for line in lines)
+    assert "wrong model and scorer: not checked: see prompts" in lines
+    assert sum("4 prompts" in line for line in lines) == 1
 
 
 def test_a_model_with_a_number_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

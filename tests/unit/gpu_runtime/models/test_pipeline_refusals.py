@@ -17,6 +17,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file, save_file
 
 from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
+from gpu_runtime.models.files.hub_folder import find_folder
 from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.registry import FAMILIES, family_of
 from storage.config.loading import load_config
@@ -92,6 +93,15 @@ def test_a_whole_model_passes_and_its_files_are_listed(whole: Path):
     assert files[0] == "model_index.json"
     assert {WEIGHTS, "text_encoder_3/model.safetensors", "scheduler/scheduler_config.json"} <= set(files)
     assert len(files) == len(set(files))
+
+
+@pytest.mark.parametrize("path", ["/models/nothere", "./nothere", "models/a/b"])
+def test_a_path_that_no_model_of_the_hub_can_have_is_not_to_be_downloaded(path: str):
+    with pytest.raises(
+        ModelError, match=f"model.path = '{path}' is no folder here.*name a folder"
+    ) as refused:
+        find_folder("model.path", path)
+    assert "hf download" not in str(refused.value)
 
 
 def test_a_name_that_is_not_here(whole: Path, refusal: Refusal):

@@ -35,7 +35,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
-from storage.environment import DECISIONS, PURPOSE, environment, preset_fact
+from storage.environment import PURPOSE, environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.files import held_out_in_words
@@ -79,7 +79,11 @@ COMMIT_WAIT_S = 60.0
 
 
 def train_run(
-    config: RunConfig, run_id: str | None = None, preset: str = "", purpose: str = "", decisions: str = ""
+    config: RunConfig,
+    run_id: str | None = None,
+    preset: str = "",
+    purpose: str = "",
+    repeats: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Post-train a diffusion transformer by reinforcement learning; returns the run's summary.
 
@@ -87,13 +91,13 @@ def train_run(
         run_id: a run to resume, or the identifier of the new one; made up where it is missing.
         preset: that the configuration of a new run comes from, as a person gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
-        decisions: `storage.environment.DECISIONS` of the run that a new one reproduces; empty for none.
+        repeats: facts `storage.environment.REPEATED` of the run that a new one reproduces; None for none.
     """
     home = Home.from_environment().ensure()
     run_id = run_id or new_run_id(config.name)
     store = RunStore(home)
     config = prices_of(store, run_id, config)
-    given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), DECISIONS: decisions}
+    given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), **(repeats or {})}
     enter_run(store, run_id, config, preset, given)
     show_links(run_id, home, config.tracking)
     if page := flow_run_page():
@@ -245,7 +249,7 @@ def _train(session: Session) -> dict[str, Any]:
             if plan is None or plan.refused:
                 plan = explore(session, iteration, refused=plan)
             following = iteration + 1
-            ahead = session.runtime.ahead(following) if iteration < config.iterations else None
+            ahead = session.runtime.ahead(following) if session.prepares_next(iteration) else None
             rolling_since = now()
             rolled = rollout(session, plan, ahead)
             exploring = None if ahead is None else explore.submit(session, following, ahead)

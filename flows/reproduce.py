@@ -16,7 +16,7 @@ from flows.progress import reporter
 from flows.reproduction_inputs import config_again, find_reference, preset_again
 from flows.run_identity import new_run_id
 from storage import clock
-from storage.environment import DECISIONS
+from storage.environment import REPEATED
 from storage.errors import DriftError, SpotlightError
 from storage.evaluations.reproductions import Reference, Reproduction, reference_of, write_reproduction
 from storage.home import Home
@@ -62,8 +62,9 @@ def do_again(
                 was, now = _last_evaluation(was), scored_again(home, config, was.run_id)
             else:
                 started = dataclasses.replace(started, run_id=again)
-                decisions = was.environment.get(DECISIONS, "") if was is not None else ""
-                train_run(config, again, preset_again(form, was), "reproduction", decisions)
+                facts = was.environment if was is not None else {}
+                repeats = {name: facts[name] for name in REPEATED if name in facts}
+                train_run(config, again, preset_again(form, was), "reproduction", repeats)
                 now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:

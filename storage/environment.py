@@ -41,8 +41,18 @@ DEVICES = "devices"
 """Fact stored with a run once its workers have loaded: their devices, `cpu` or the GPUs' names."""
 
 DECISIONS = "exploration decisions"
-"""Fact stored with a run whose strategy decides by measured times: `ITERATION NAME, ...`, as `decisions_fact`
+"""Fact stored with a run whose strategy decides by measured times: `ITERATION NAME, ...`, as `by_iteration`
 writes it. A resumed or reproduced run repeats them."""
+
+EARLIER_ENDS = "earlier ends"
+"""Fact stored with a run that was resumed after its end: `ITERATION LIMIT, ...`, the limit being `ITERATIONS`
+or `BUDGET`. Such an end has a checkpoint and an evaluation, and no drafts for the next iteration after the
+last one of the settings. A reproduction has them too."""
+
+ITERATIONS, BUDGET = "iterations", "budget"
+
+REPEATED = (DECISIONS, EARLIER_ENDS)
+"""The facts that a reproduction takes from the run that it reproduces."""
 
 AS_RECORDED = "as recorded"
 """The end of the message of a repeated decision; that of the decision itself ends with the reason."""
@@ -78,21 +88,29 @@ def environment() -> dict[str, str]:
     }
 
 
-def decisions_fact(decisions: Mapping[int, str]) -> str:
-    """Return decisions as the text of `DECISIONS`: each after an iteration, in their order."""
-    return ", ".join(f"{iteration} {decisions[iteration]}" for iteration in sorted(decisions))
+def by_iteration(names: Mapping[int, str]) -> str:
+    """Return names as the text of one of `REPEATED`: each after an iteration, in their order."""
+    return ", ".join(f"{iteration} {names[iteration]}" for iteration in sorted(names))
 
 
 def read_decisions(environment: Mapping[str, str]) -> dict[int, str]:
     """Return the decisions among a run's facts; a ConfigurationError if they are not of that form."""
-    recorded = environment.get(DECISIONS, "")
+    return _by_iteration(environment.get(DECISIONS, ""), "decisions", "strategy, such as '2 stale, 5 plain'")
+
+
+def read_earlier_ends(environment: Mapping[str, str]) -> dict[int, str]:
+    """Return the earlier ends among a run's facts; a ConfigurationError if they are not of that form."""
+    form = f"limit, such as '2 {ITERATIONS}, 5 {BUDGET}'"
+    return _by_iteration(environment.get(EARLIER_ENDS, ""), "earlier ends", form)
+
+
+def _by_iteration(recorded: str, what: str, form: str) -> dict[int, str]:
     found: dict[int, str] = {}
     for each in recorded.split(", ") if recorded else ():
         iteration, _, name = each.partition(" ")
         if not (iteration.isdecimal() and name):
             raise ConfigurationError(
-                f"recorded decisions are {recorded!r}; they have to be pairs of iteration and strategy, "
-                "such as '2 stale, 5 plain'"
+                f"recorded {what} are {recorded!r}; they have to be pairs of iteration and {form}"
             )
         found[int(iteration)] = name
     return found

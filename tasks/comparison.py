@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage.environment import DECISIONS, DEVICES, PRESET, PURPOSE
+from storage.environment import DEVICES, PRESET, PURPOSE, REPEATED
 from storage.evaluations.figures import Estimate, over_seeds
 from storage.evaluations.reproductions import HeldOut, Reference, Verdict
 
@@ -115,8 +115,8 @@ def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _environment(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
     for name in sorted(was.keys() | now.keys()):
         before, after = was.get(name, "not recorded"), now.get(name, "not there")
-        # Scoring again records neither, and earlier versions recorded no devices.
-        is_missing = name in (DEVICES, DECISIONS) and not (name in was and name in now)
+        # Scoring again records none of these, and earlier versions recorded no devices.
+        is_missing = name in (DEVICES, *REPEATED) and not (name in was and name in now)
         if before == after or name in (PRESET, PURPOSE) or is_missing:
             continue
         if name.startswith(_DATA):

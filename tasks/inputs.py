@@ -26,6 +26,7 @@ from storage.environment import (
     NO_DRAFTS,
     REWARD_DIGEST,
     read_decisions,
+    read_earlier_ends,
 )
 from storage.errors import ConfigurationError
 from storage.prompts.files import prompt_files, source_files
@@ -102,12 +103,13 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
 
 
 def refuse_unfit_decisions(facts: Mapping[str, str], settings: ExplorationConfig) -> None:
-    """Refuse decisions among a run's facts that its strategy cannot repeat with its settings.
+    """Refuse facts of a run that cannot be repeated: decisions by its strategy with its settings, and ends.
 
     Raises:
         ConfigurationError: it cannot.
     """
     strategy_of(settings).repeat(read_decisions(facts), settings)
+    read_earlier_ends(facts)
 
 
 def gives_verdict(reward: RewardConfig) -> bool:

@@ -16,7 +16,14 @@ import psutil
 from storage.clock import may_be_alive, now, process_start_s
 from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
-from storage.environment import SIMULATED
+from storage.environment import (
+    BUDGET,
+    EARLIER_ENDS,
+    ITERATIONS,
+    SIMULATED,
+    by_iteration,
+    read_earlier_ends,
+)
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.catalogue import refresh_catalogue
@@ -181,7 +188,9 @@ class RunStore:
             check_iterations(row, config.iterations)
             before.update(_limits(row.config))
             again = {"status": "interrupted", "error": None} if identity["status"] == "finished" else {}
-            return identity | again | {"config": identity["config"] | limits, "summary": {}}
+            facts = row.environment | _earlier_end(row, config)
+            settings = identity["config"] | limits
+            return identity | again | {"config": settings, "environment": facts, "summary": {}}
 
         folder.change(RUN_FILE, changed)
         for name, value in _limits(config).items():
@@ -425,6 +434,18 @@ def _row(folder: RunFolder, identity: Mapping[str, Any]) -> RunRow:
 def _notes(values: Mapping[str, Any]) -> RunNotes:
     noted = values.get("notes", {})
     return RunNotes(tuple(noted.get("tags", ())), noted.get("note", ""), noted.get("archived", False))
+
+
+def _earlier_end(row: RunRow, config: RunConfig) -> dict[str, str]:
+    """Return the facts of a run that goes on after its end with another limit; none if it had not ended."""
+    done = row.last_iteration or 0
+    limit = BUDGET if row.status == "finished" else ""
+    if done == row.config.iterations < config.iterations:  # maybe killed in the evaluation after it
+        limit = ITERATIONS
+    if not (done and limit):
+        return {}
+    # Of two ends after one iteration the first one counts: it drafted for the next iteration, or did not.
+    return {EARLIER_ENDS: by_iteration({done: limit} | read_earlier_ends(row.environment))}
 
 
 def _limits(config: RunConfig) -> dict[str, float]:

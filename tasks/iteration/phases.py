@@ -98,10 +98,11 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
 def evaluate(session: Session, iteration: int) -> Evaluation:
     """Score held-out prompts with the moving average of the weights after an iteration.
 
-    The first and the last evaluation have all of them, the others those that every evaluation has.
+    The first and the last evaluation have all of them, as has one after which the run had ended before; the
+    others have those that every evaluation has.
     """
     runtime = session.runtime
-    is_end = iteration in (0, session.last_iteration)
+    is_end = iteration == 0 or session.ends_after(iteration)
     with session.timed("evaluate"):
         return runtime.evaluate(runtime.evaluate_prompts if is_end else runtime.compared_prompts)
 
@@ -115,7 +116,7 @@ def commit(session: Session, record: IterationRecord) -> None:
     iteration, figures = record.iteration, record.metrics
     session.runtime.enter("commit", iteration)
     with session.timed("commit"):
-        if iteration % session.config.checkpoint.every == 0 or iteration == session.last_iteration:
+        if iteration % session.config.checkpoint.every == 0 or session.ends_after(iteration):
             blobs = session.runtime.blobs(iteration + 1)
             session.checkpoints.save(iteration, blobs, record.state, iteration_rows(record))
         else:

@@ -20,7 +20,14 @@ from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
-from storage.environment import DECISIONS, DEVICES, decisions_fact, read_decisions
+from storage.environment import (
+    DECISIONS,
+    DEVICES,
+    ITERATIONS,
+    by_iteration,
+    read_decisions,
+    read_earlier_ends,
+)
 from storage.errors import CheckpointError, ClusterLostError, ServerError, SpotlightError, StorageError
 from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
@@ -74,6 +81,7 @@ class Session:
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
         last_iteration: the iteration after which the run ends.
+        earlier_ends: what the run ended by before it went on, by the last iteration before each such end.
         ended_early: why that is not the last one of the settings; empty if it is.
         next_plan: seeds of the first iteration, if they were chosen before the run was interrupted.
         noted: number of entries of each of the runtime's lists of losses that have an event already.
@@ -107,6 +115,7 @@ class Session:
         self._cancelled = False
         self.first_iteration = 1
         self.last_iteration = config.iterations
+        self.earlier_ends: dict[int, str] = {}
         self.ended_early = ""
         self.next_plan: SeedPlan | None = None
         self.noted: Counter[str] = Counter()
@@ -172,14 +181,22 @@ class Session:
 
     def record_decisions(self) -> None:
         """Store what measured times have decided, if there is something new."""
-        decisions = decisions_fact(self.runtime.explorer.strategy.decisions())
+        decisions = by_iteration(self.runtime.explorer.strategy.decisions())
         if decisions != self.decisions_recorded:
             self.store.set_fact(self.run_id, DECISIONS, decisions)
             self.decisions_recorded = decisions
 
+    def ends_after(self, iteration: int) -> bool:
+        """Return True if the run ends after an iteration, or did: with a checkpoint and an evaluation."""
+        return iteration == self.last_iteration or iteration in self.earlier_ends
+
+    def prepares_next(self, iteration: int) -> bool:
+        """Return True if seeds of the next iteration may be chosen beside this one's training."""
+        return iteration < self.config.iterations and self.earlier_ends.get(iteration) != ITERATIONS
+
     def evaluates_after(self, iteration: int) -> bool:
         """Return True if a held-out evaluation follows an iteration (0: before the first)."""
-        return iteration == self.last_iteration or self.config.evaluates_after(iteration)
+        return self.ends_after(iteration) or self.config.evaluates_after(iteration)
 
     def take_seconds(self) -> dict[str, float]:
         """Return the phase times since the last call, as metrics (`rollout_s`, ...)."""
@@ -266,6 +283,7 @@ def open_session(
         session.decisions_recorded = environment.get(DECISIONS, "")
         session.runtime.explorer.strategy.repeat(read_decisions(environment), config.exploration)
         session.record_decisions()
+        session.earlier_ends = read_earlier_ends(environment)
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:

@@ -11,10 +11,12 @@ from flows.post_train import post_train
 from flows.reproduce import reproduce
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
+from storage.environment import EARLIER_ENDS
 from storage.errors import ConfigurationError, DriftError, RunNotFoundError
 from storage.evaluations.reproductions import reference_of, reproduction_of, reproductions, write_reference
 from storage.home import Home
 from storage.record.run_store import RunStore
+from tests.even_drafts import draft_evenly
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
@@ -54,6 +56,24 @@ def test_the_same_run_again_is_identical(store: RunStore):
     assert store.run("again").environment["purpose"] == "reproduction"
     assert "purpose" not in store.run("was").environment
     assert row.score_was == row.score_is == pytest.approx(store.run("was").summary["score_after"])
+
+
+def test_a_run_that_went_on_after_its_end_is_done_again_with_that_end(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+):
+    draft_evenly(monkeypatch)
+    settings = [
+        "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4", "runtime.cluster=local",
+        "tracking.to=[]", "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
+        "exploration.stop_with_training=false", "exploration.min_spearman=-1",
+    ]  # fmt: skip
+    post_train(load_config("smoke", [*settings, "iterations=2"], {}), "extended", "smoke")
+    longer = load_config("smoke", [*settings, "iterations=4"], {})
+    store.set_limits("extended", longer)
+    post_train(longer, "extended", "smoke")
+    said = reproduce(ReproductionForm(reference="extended"), "extended-again")
+    assert (said["verdict"], said["differences"]) == ("identical", [])
+    assert store.run("extended-again").environment[EARLIER_ENDS] == "2 iterations"
 
 
 def test_its_last_checkpoint_scored_again_from_a_file_is_identical(store: RunStore):

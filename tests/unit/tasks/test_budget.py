@@ -13,6 +13,7 @@ import pytest
 
 from flows import start
 from storage.config.run_config import RunConfig
+from storage.environment import EARLIER_ENDS, read_earlier_ends
 from storage.errors import ConfigurationError, ServerError
 from storage.evaluations.reproductions import reference_of
 from storage.home import Home
@@ -21,11 +22,13 @@ from storage.record.records import JUDGE_USD, StateInterval
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
+from tasks.inputs import refuse_unfit_decisions
 from tasks.iteration.budget import (
     end_at_spent_budget,
     refuse_spent_budget,
     spending,
 )
+from tasks.iteration.session import Session
 from tests.sample_run import evaluation_record, iteration_record
 from tests.tampering import set_run
 
@@ -175,6 +178,36 @@ def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: p
         start.resume("r")
     start.resume("r", budget_usd=0)
     assert passed[1].budget.usd == 0, "no limit from now on"
+
+
+def test_ends_before_a_run_went_on_are_facts_of_it(store: RunStore):
+    def go_on(status: Any, **limits: Any) -> None:
+        store.set_status("r", status)
+        store.set_limits("r", RunConfig.model_validate(limits))
+
+    def ends() -> dict[int, str]:
+        return read_earlier_ends(store.run("r").environment)
+
+    begun(store, 2, usd=0.25)
+    go_on("interrupted", iterations=3, budget={"usd": 0.3})
+    assert ends() == {}, "it was cut off"
+    go_on("finished", iterations=3, budget={"usd": 0.4})
+    assert ends() == {2: "budget"}
+    store.commit_iteration(iteration_record("r", 3, AT + 54, 8))
+    go_on("failed", iterations=4, budget={"usd": 0.01})  # in the evaluation at its end
+    go_on("finished", iterations=4, budget={"usd": 9})
+    assert ends() == {2: "budget", 3: "iterations"}, "without drafts for the next iteration"
+    assert store.run("r").environment[EARLIER_ENDS] == "2 budget, 3 iterations"
+    nothing: Any = None
+    session = Session("r", store.run("r").config, nothing, store, nothing, nothing, nothing)
+    session.earlier_ends = ends()
+    assert [session.prepares_next(iteration) for iteration in (1, 2, 3, 4)] == [True, True, False, False]
+    assert [session.ends_after(iteration) for iteration in (1, 2, 3, 4)] == [False, True, True, True]
+    assert [session.evaluates_after(iteration) for iteration in range(5)] == [True, False, True, True, True]
+    with pytest.raises(
+        ConfigurationError, match=r"recorded earlier ends are 'two'; .* such as '2 iterations"
+    ):
+        refuse_unfit_decisions({EARLIER_ENDS: "two"}, RunConfig().exploration)
 
 
 def test_a_refused_start_changes_nothing_and_leaves_nothing(store: RunStore, monkeypatch: pytest.MonkeyPatch):

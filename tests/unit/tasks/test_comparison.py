@@ -229,7 +229,9 @@ def config() -> RunConfig:
 def test_a_run_done_again_has_all_of_them_before_and_after(config: RunConfig):
     devices = Asked(config)
     session: Any = SimpleNamespace(
-        config=config, last_iteration=config.iterations, runtime=devices, timed=lambda phase: nullcontext()
+        ends_after=lambda iteration: iteration == config.iterations,
+        runtime=devices,
+        timed=lambda phase: nullcontext(),
     )
     for iteration in (0, config.evaluation.every, config.iterations):
         evaluate.fn(session, iteration)

@@ -20,7 +20,7 @@ from gpu_runtime.exploration.strategies.plain import Plain
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
-from storage.environment import DECISIONS, decisions_fact, read_decisions
+from storage.environment import DECISIONS, by_iteration, read_decisions
 from storage.errors import ConfigurationError
 from tasks.chaos.faults import refuse_unfit
 from tasks.inputs import refuse_unfit_decisions
@@ -457,7 +457,7 @@ def test_the_guard_judges_the_last_drafts_too_and_nothing_from_before():
 def through_json(strategy: Auto) -> Auto:
     """The strategy of a resumed run: restored from a checkpoint, and given what the record decided."""
     after = Auto()
-    after.repeat(read_decisions({DECISIONS: decisions_fact(strategy.decisions())}), config_of().exploration)
+    after.repeat(read_decisions({DECISIONS: by_iteration(strategy.decisions())}), config_of().exploration)
     after.restore(json.loads(json.dumps(strategy.state())))
     return after
 

@@ -9,7 +9,7 @@ from typing import Any
 from storage.config.loading import differences, list_presets
 from storage.config.model import EMBEDDED_PREFIX
 from storage.config.run_config import RunConfig
-from storage.environment import DEVICES, PRESET
+from storage.environment import DEVICES, PRESET, REWARD_DIGEST
 from storage.record.run_store import RunRow
 
 CURVE = "curve.svg"
@@ -47,7 +47,9 @@ def model_card(
     """
     config, environment = row.config, row.environment
     kind = f"LoRA, rank {config.adaptation.rank}" if config.adaptation.mode == "lora" else "all weights"
-    reward = config.reward.scorer
+    reward = _public(config.reward.scorer)
+    if REWARD_DIGEST in environment:
+        reward = _file(config.reward.scorer, environment, REWARD_DIGEST)
     if config.reward.options:
         reward += f" {json.dumps(_public(config.reward.options))}"
     modelled = result["prices"] == "modelled"
@@ -115,9 +117,12 @@ def curve_picture(curve: _Curve) -> str:
 
 
 def _public(value: Any) -> Any:
-    """Return settings without addresses of servers and names of their keys."""
+    """Return settings without addresses of servers, names of their keys, and folders of this machine."""
+    if isinstance(value, str) and value.startswith("/"):
+        return value.rpartition("/")[2] or value
     if isinstance(value, Mapping):
-        return {name: _public(each) for name, each in value.items() if name not in ("url", "key_variable")}
+        shown = {name: each for name, each in value.items() if name not in ("url", "key_variable")}
+        return {_public(name): _public(each) for name, each in shown.items()}
     return [_public(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -137,7 +142,7 @@ def _evidence(row: RunRow) -> str:
 
 
 def _file(path: str, environment: Mapping[str, str], digest: str) -> str:
-    return f"`{path}` (SHA-256 `{environment.get(digest, 'unknown')[:12]}`)"
+    return f"`{_public(path)}` (SHA-256 `{environment.get(digest, 'unknown')[:12]}`)"
 
 
 def _pair(result: Mapping[str, Any], name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.pipeline_reference import (
     run_sampler,
 )
 from tests.sample_run import evaluation_record
+from tests.tampering import set_run
 from tests.tiny_pipelines import save_pipeline
 from tests.tiny_run import perturbed
 
@@ -113,6 +115,26 @@ def test_a_run_of_all_weights_gives_a_model_to_begin_from(home: Home, tmp_path: 
     assert "| Score before → after | not evaluated |" in card
     assert "timeout_s" in card and "token" not in card and "judge" not in card and "MY_KEY" not in card
     assert "modelled: no device was rented" in card
+
+
+def test_the_card_names_no_folder_of_this_machine(home: Home, tmp_path: Path):
+    part, judge = tmp_path / "mine.py", tmp_path / "judge.py"
+    for file in (part, judge):
+        file.write_text("def r(image, prompt):\n    return 1.0\n")
+    prompts = {name: str(tmp_path / f"{name}.txt") for name in ("train", "evaluate")}
+    parts = {f"{part}:r": 1.0, "jpeg": 2.0}
+    sections: dict[str, Any] = {"prompts": prompts, "evaluation": {"judge": f"{judge}:r"}}
+    rewards: list[dict[str, Any]] = [{"scorer": "sum", "options": {"parts": parts}}, {"scorer": f"{part}:r"}]
+    for reward in rewards:
+        shutil.rmtree(home.run("a-run"), ignore_errors=True)
+        finished_run(home, RunConfig.model_validate({**sections, "reward": reward}))
+        set_run(RunStore(home), "a-run", environment={"digest reward": "e" * 64})
+        out = tmp_path / reward["scorer"].rpartition("/")[2]
+        export_run(home, "a-run", out)
+        card = (out / "README.md").read_text("utf-8")
+        assert str(tmp_path) not in card
+        assert "mine.py:r" in card and "judge.py:r" in card and "`train.txt` (SHA-256" in card
+        assert f"(SHA-256 `{'e' * 12}`)" in card
 
 
 def test_a_familys_whole_transformer_can_be_loaded(home: Home, tmp_path: Path):

@@ -71,6 +71,13 @@ def test_a_finished_run_can_go_on(store: RunStore):
         store.set_limits("r", RunConfig(iterations=6))
 
 
+def test_a_run_that_ended_before_its_first_iteration_can_get_one(store: RunStore):
+    store.create_run("r", RunConfig(iterations=3), {}, 0)
+    store.set_status("r", "failed")
+    store.set_limits("r", RunConfig(iterations=1))
+    assert store.run("r").config.iterations == 1
+
+
 def test_stop_ends_the_process_of_a_run(store: RunStore):
     script = (
         "import os, signal, sys, time; from storage.home import Home; "

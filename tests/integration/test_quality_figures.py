@@ -14,6 +14,7 @@ from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore
 from ui.data.run import read_quality, read_run
 from ui.pages.convergence.charts import part_charts, quality_charts, quality_table, score_chart
+from ui.report.report import report_page
 
 pytestmark = pytest.mark.usefixtures("run_r")
 
@@ -81,6 +82,15 @@ def test_what_the_page_and_the_report_show_of_them(store: RunStore):
     assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "yes", "", ""]
     part: Any = part_charts(read_run(store, "r"), quality)[0]
     assert list(part.data[0].y) == [0.25, 0.5]
+
+
+def test_a_report_of_few_prompts_says_how_many_an_interval_needs(store: RunStore):
+    for iteration, prompts in ((0, 16), (10, 7)):
+        record = evaluation(iteration, 0.25, 0.1)
+        store.commit_evaluation(dataclasses.replace(record, images=record.images[:prompts]))
+    report = report_page(store, "r")
+    assert "A change has an interval from 8 prompts on." in report
+    assert "<td>-</td><td>-</td>" in report and "<td>nan</td>" not in report
 
 
 def test_evaluations_compare_over_the_prompts_that_all_have(store: RunStore):

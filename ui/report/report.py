@@ -10,6 +10,7 @@ import pandas as pd
 
 from storage.environment import MODELLED
 from storage.errors import ConfigurationError
+from storage.evaluations.quality import LEAST_PROMPTS
 from storage.home import dashboard_page
 from storage.record.ledger import Ledger, bill_entries, read_ledger
 from storage.record.queries import devices as device_queries
@@ -135,7 +136,9 @@ def _quality(report: Report, view: RunView, quality: QualityView) -> None:
     report.charts([*convergence.quality_charts(quality), *convergence.part_charts(view, quality)])
     if quality.verdict is not None:
         table = convergence.quality_table(quality.verdict)
-        report.table(table.map(lambda value: f"{value:.4g}" if isinstance(value, float) else value))
+        report.table(table)
+        if any(change.prompts < LEAST_PROMPTS for change in quality.verdict.others):
+            report.sentence(f"A change has an interval from {LEAST_PROMPTS} prompts on.", "note")
 
 
 def _health(report: Report, view: RunView, ledger: Ledger, quality: QualityView) -> None:

@@ -251,8 +251,7 @@ def show_evaluation(result: dict[str, Any]) -> None:
     """Print the result of `flows.start.evaluate` as tables."""
     show_figures(result, f"{result['evaluation_id']}: {result['run_id'] or result['model']}")
     if "difference" in result:
-        difference = result["difference"]
-        show_figures(difference, f"better than {difference['before']} by", signed=True)
+        _show_difference(result["difference"])
 
 
 def evaluations(
@@ -260,12 +259,12 @@ def evaluations(
     after: Annotated[str | None, typer.Argument(help="Another one, to compare with the first.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what `evaluate` made, newest first; of two, say by how much the second is better."""
+    """List what `evaluate` made, newest first; of two, show the second minus the first."""
     home = Home.from_environment()
     if before is not None and after is not None:
         difference = compare_evaluations(home, before, after)
         if not as_json:
-            show_figures(difference, f"{difference['after']} is better than {difference['before']} by", True)
+            _show_difference(difference)
         typer.echo(json.dumps(difference))
         return
     store = EvaluationStore(home)
@@ -277,6 +276,12 @@ def evaluations(
         show_evaluations(rows)
     else:
         typer.echo("no evaluations yet; make one with `spotlight evaluate --preset glyphs`")
+
+
+def _show_difference(difference: dict[str, Any]) -> None:
+    has = " and ".join(str(difference[f"images_{side}"]) for side in ("before", "after"))
+    shared = f"over the {difference['pairs']} images that both judged, of {has}"
+    show_figures(difference, f"{difference['after']} minus {difference['before']}, {shared}", signed=True)
 
 
 def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> None:

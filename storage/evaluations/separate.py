@@ -195,9 +195,10 @@ def difference_of(
 
     Returns:
         The same as `figures_of` (without `exact` if the reward gives no verdict), but for the differences (in
-            [-1, 1]); and `before`, `after` (identifiers), `pairs`, `same_noise` (whether a pair began from
-            the same noise), `settings_that_differ` (names of those that may move a score), `quality` (for
-            each figure of the images' look that both have: `before`, `after`, `interval` of the difference).
+            [-1, 1]); and `before`, `after` (identifiers), `images_before`, `images_after` (their numbers of
+            images), `pairs`, `same_noise` (whether a pair began from the same noise), `settings_that_differ`
+            (names of those that may move a score), `quality` (for each figure of the images' look that both
+            have: `before`, `after`, `interval` of the difference).
 
     Raises:
         ConfigurationError: other scorers judged them, or no judged images have the same prompt and seed.
@@ -229,6 +230,8 @@ def difference_of(
     return {
         "before": before[0].evaluation_id,
         "after": after[0].evaluation_id,
+        "images_before": before[0].images,
+        "images_after": after[0].images,
         "pairs": len(pairs),
         "same_noise": old.seed == new.seed,
         "settings_that_differ": _differing(old, new),

@@ -267,6 +267,12 @@ def test_evaluations_are_listed_and_compared(shell: Shell, home: Home):
     assert json.loads(out.splitlines()[-1])["score"] == 0.25
     assert "+0.250" in out
     assert "no evaluation 'e-3'" in shell.refusal("evaluations", "e-1", "e-3")
+    row = SeparateEvaluation("e-4", None, 0, 0, 1e9, 1e9, 0.5, 0.0, 3, None, config, {})
+    images = [JudgedImage(0, seed, "a", "", seed / 2, False, "", None) for seed in range(3)]
+    EvaluationStore(home).commit(row, images)
+    table = " ".join(shell("evaluations", "mine", "e-4")[1].split())
+    assert "e-4 minus e-2, over the 1 images that both judged, of 1 and 3" in table
+    assert "-0.500" in table and "better" not in table
 
 
 def test_no_runs_yet(shell: Shell, home: Home):

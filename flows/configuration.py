@@ -76,12 +76,11 @@ def cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with absolute paths: a run may be resumed from another folder."""
-    prompts = config.prompts.model_copy(
-        update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
+    prompts, book = config.prompts, config.price.book
+    return config.model_copy(update={"model": config.model.with_absolute_paths()}).changed(
+        prompts={"train": _absolute(prompts.train), "evaluate": _absolute(prompts.evaluate)},
+        price={"book": book and _absolute(book)},
     )
-    model = config.model.with_absolute_paths()
-    price = config.price.model_copy(update={"book": config.price.book and _absolute(config.price.book)})
-    return config.model_copy(update={"prompts": prompts, "model": model, "price": price})
 
 
 def look_at_inputs(config: RunConfig) -> None:

@@ -270,9 +270,7 @@ def evaluated_configuration(
     config, sources = given_with_sources(preset, settings, base)
     # Neither a preset nor the run's own configuration is meant, which say how many a run evaluates.
     if not sources.get("evaluation.prompts", "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
-        prompts = len(load_prompts(config.prompts.evaluate))
-        evaluation = config.evaluation.model_copy(update={"prompts": prompts})
-        config = config.model_copy(update={"evaluation": evaluation})
+        config = config.changed(evaluation={"prompts": len(load_prompts(config.prompts.evaluate))})
     if run_id and not CheckpointStore(home.run(run_id)).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     return config, (preset or "") if row is None else row.environment.get(PRESET, "")

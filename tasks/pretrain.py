@@ -12,7 +12,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.pretraining.flow_matching import pretrain
-from storage.text import claim_folder
 
 
 @task(name="pretrain-model", task_run_name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)
@@ -23,7 +22,6 @@ def pretrain_model(
 
     Args: those of `flows.pretrain.pretrain`; `progress` gets training steps done, steps in all, and the loss.
     """
-    out = claim_folder(out, "--out")
     # More threads change the rounding of sums, and so the weights.
     torch.set_num_threads(1)
     report = asdict(pretrain(model, out, seed=seed, callback=progress))

@@ -41,8 +41,7 @@ def with_prices(config: RunConfig) -> RunConfig:
             f"usd_per_hour, above {reserved_usd} on demand in {price.reserved_zone}; choose another zone in "
             "price.offer"
         )
-    prices = {"reserved_usd_per_hour": reserved_usd, "spot_usd_per_hour": spot_usd}
-    return config.model_copy(update={"price": price.model_copy(update=prices)})
+    return config.changed(price={"reserved_usd_per_hour": reserved_usd, "spot_usd_per_hour": spot_usd})
 
 
 def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
@@ -67,5 +66,4 @@ def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
         "reserved_usd_per_hour": book.usd_per_hour(reserved, "on_demand", _ZONES[reserved]),
         "spot_usd_per_hour": book.usd_per_hour(spot, "spot", _ZONES[spot]),
     }
-    prices = {name: usd for name, usd in prices.items() if name not in given}
-    return config.model_copy(update={"price": config.price.model_copy(update=prices)})
+    return config.changed(price={name: usd for name, usd in prices.items() if name not in given})

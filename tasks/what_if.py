@@ -78,8 +78,7 @@ class Simulation:
         config = with_prices(config)
         # Where devices share samples one trains, as in a live run.
         if "trainer_workers" not in config.runtime.model_fields_set and config.sequence_parallel.largest == 1:
-            runtime = config.runtime.model_copy(update={"trainer_workers": config.runtime.least_reserved})
-            config = config.model_copy(update={"runtime": runtime})
+            config = config.changed(runtime={"trainer_workers": config.runtime.least_reserved})
         named = [find_gpu(name or "") for name in (profile, spot_profile)]
         if not question.prices and any(named):
             reserved, spot = named
@@ -110,8 +109,7 @@ class Simulation:
 
         def in_time(instances: int) -> bool:
             spot = instances * each
-            runtime = config.runtime.model_copy(update={"spot_workers": spot})
-            sized = config.model_copy(update={"runtime": runtime})
+            sized = config.changed(runtime={"spot_workers": spot})
             of_size = replace(asked, config=sized, offer=offer_of(sized, self._question))
             [tried[spot]] = of_size.answers(policies_of([SPOT if spot else RESERVED]))
             return hours_of(tried[spot]) <= hours
@@ -268,8 +266,8 @@ def record_run(
         about: basis of the simulation, in words.
     """
     strategy = "plain" if policy.arm == "larger_batch" else policy.arm
-    exploration = config.exploration.model_copy(update={"strategy": strategy, "options": {}})
-    config = config.model_copy(update={"name": f"simulated-{policy.name}", "exploration": exploration})
+    config = config.changed(exploration={"strategy": strategy, "options": {}})
+    config = config.model_copy(update={"name": f"simulated-{policy.name}"})
     facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}"}
     began = now() - run.wall_s
     store.create_run(run_id, config, facts, os.getpid(), began)

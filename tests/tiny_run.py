@@ -49,7 +49,7 @@ def tiny_config(**sections: dict[str, Any]) -> RunConfig:
 
 def hurried(config: RunConfig, **limits_s: float) -> RunConfig:
     """The same run with time limits of its runtime below those that a person may set."""
-    return config.model_copy(update={"runtime": config.runtime.model_copy(update=limits_s)})
+    return config.changed(runtime=limits_s)
 
 
 def request(

@@ -60,8 +60,7 @@ def simulate(devices: int, iterations: int, seed: int = 0) -> Cost:
     config = load_config(_PRESET, [f"iterations={iterations}"], {})
     images = _BATCHES * devices * config.sampling.batch_size
     prompts = max(1, images // config.algorithm.group_size)
-    algorithm = config.algorithm.model_copy(update={"prompts_per_iteration": prompts})
-    config = config.model_copy(update={"algorithm": algorithm})
+    config = config.changed(algorithm={"prompts_per_iteration": prompts})
     reserved = max(1, devices // 3)
     offer = FleetPlan(reserved, devices - reserved, reserved, 10.0, 2.5)
     profile = counted_profile(config, named_gpu("H100"))

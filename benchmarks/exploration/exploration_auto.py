@@ -99,12 +99,7 @@ class Case:
             "trainer_workers": fleet.trainers,
         }
         algorithm = {"gradient_shards": fleet.shards} if self.spot_may_train else {}
-        return config.model_copy(
-            update={
-                "runtime": config.runtime.model_copy(update=runtime),
-                "algorithm": config.algorithm.model_copy(update=algorithm),
-            }
-        )
+        return config.changed(runtime=runtime, algorithm=algorithm)
 
 
 CASES = {
@@ -187,7 +182,7 @@ def curve_config(name: str, strategy: str, run_seed: int) -> RunConfig:
     if strategy in FIXED:
         return config
     chosen = {"strategy": "benchmarks.exploration.exploration_auto:PLACED", "options": {"case": name}}
-    return config.model_copy(update={"exploration": config.exploration.model_copy(update=chosen)})
+    return config.changed(exploration=chosen)
 
 
 def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int], CurveWanted]:

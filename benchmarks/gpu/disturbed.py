@@ -67,8 +67,7 @@ def disturb_runs(setting: Setting, report: Reporter) -> None:
         Fault(kind="kill", iteration=middle, phase="train", victim=1),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        disturbed = live_run(config.model_copy(update={"runtime": config.runtime.model_copy(
-            update={"history": True})}), Path(folder), kills)  # fmt: skip
+        disturbed = live_run(config.changed(runtime={"history": True}), Path(folder), kills)
     report(faults=disturbed.faults, workers_lost=disturbed.lost, **figures_of("disturbed", disturbed))
     undisturbed = live_run(config)
     report(
@@ -78,10 +77,8 @@ def disturb_runs(setting: Setting, report: Reporter) -> None:
         reserved_idle=idle_share(undisturbed.intervals, "reserved"),
         runtime_peak_gib=undisturbed.peak_gib,
     )
-    exploration = config.exploration.model_copy(
-        update={"strategy": "plain", "drafts": 0, "stop_with_training": True}
-    )
-    plain = live_run(config.model_copy(update={"exploration": exploration}))
+    exploration = {"strategy": "plain", "drafts": 0, "stop_with_training": True}
+    plain = live_run(config.changed(exploration=exploration))
     report(
         **figures_of("plain", plain),
         spot_idle_plain=idle_share(plain.intervals, "spot"),

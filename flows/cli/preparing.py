@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from contextlib import redirect_stdout
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from flows.cli.options import Port, RunNames, set_option
 from flows.configuration import given_configuration
+from flows.deployed.forms import EmbeddedModelName
 from flows.output import console
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
@@ -29,10 +29,6 @@ from storage.text import claim_folder, file_stem, writable_file
 
 if TYPE_CHECKING:  # it imports pandas
     from tasks.recorded_profile import Profile
-
-EmbeddedModelName = StrEnum(
-    "EmbeddedModelName", ["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"]
-)
 
 
 def prompts(
@@ -156,4 +152,4 @@ def pretrain(
         from flows.process.cancellation import signals_cancel
 
         with signals_cancel():
-            typer.echo(json.dumps(pretrain_flow(str(model), folder, seed)))
+            typer.echo(json.dumps(pretrain_flow(model, folder, seed)))

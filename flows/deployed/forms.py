@@ -61,10 +61,13 @@ class EvaluationForm(Section):
     """Settings to change, one an item, each as section.key=value: evaluation.prompts=128."""
 
 
+EmbeddedModelName = Literal["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"]
+
+
 class PretrainingForm(Section):
     """Making an embedded model from nothing."""
 
-    model: Literal["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"] = "glyphs"
+    model: EmbeddedModelName = "glyphs"
     """By its task; -guided takes model.guidance."""
 
     out: str = Field(min_length=1, title="Folder")

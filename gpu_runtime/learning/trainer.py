@@ -115,10 +115,9 @@ class Trainer:
         Args:
             weight: at least 0; above 0 the policy must have its reference (`keeps_reference`).
         """
-        algorithm = self._config.algorithm.model_copy(update={"kl_weight": weight})
-        self._config = self._config.model_copy(update={"algorithm": algorithm})
+        self._config = config = self._config.changed(algorithm={"kl_weight": weight})
         # This is safe because objectives keep nothing from one iteration to the next (`Objective`).
-        self._objective = build_objective(self.policy, self._sampler, self._config.sampling, algorithm)
+        self._objective = build_objective(self.policy, self._sampler, config.sampling, config.algorithm)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take the iteration's training steps on samples of whole groups, in any order.

@@ -356,15 +356,13 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     Raises:
         ConfigurationError: see `chosen_scorer` and `chosen_judge`.
     """
-    reward = config.reward.model_copy(
-        update={"scorer": absolute_name(config.reward.scorer), "options": chosen_scorer(config.reward).values}
-    )
-    judge = chosen_judge(config.reward, config.evaluation)
-    options = {} if judge is None else judge.values
-    evaluation = config.evaluation.model_copy(
-        update={"judge": absolute_name(config.evaluation.judge), "options": options}
-    )
-    return config.model_copy(update={"reward": reward, "evaluation": evaluation})
+    scorer, judge = chosen_scorer(config.reward), chosen_judge(config.reward, config.evaluation)
+    return config.changed(
+        reward={"scorer": absolute_name(scorer.name), "options": scorer.values},
+        evaluation={
+            "judge": absolute_name(config.evaluation.judge), "options": {} if judge is None else judge.values,
+        },
+    )  # fmt: skip
 
 
 def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "") -> ChosenScorer:

@@ -142,11 +142,9 @@ class Registry(Generic[Kind]):
                 fit it.
         """
         section = self.setting.split(".")[0]
-        plugin, options = self.chosen(settings := getattr(config, section))
+        plugin, options = self.chosen(getattr(config, section))
         self._refuse(config, plugin, options)
-        return config.model_copy(
-            update={section: settings.model_copy(update={"options": as_values(options)})}
-        )
+        return config.changed(**{section: {"options": as_values(options)}})
 
     def _given(self, name: str, setting: str) -> str:
         setting = setting or self.setting

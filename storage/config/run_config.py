@@ -6,8 +6,8 @@ Every field says its unit and its bounds: the same text is the form in the Prefe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -466,6 +466,12 @@ class RunConfig(Section):
         """True where there are evaluations between the first and the last one."""
         return 0 < self.evaluation.every < self.iterations
 
+    def changed(self, **sections: Mapping[str, Any]) -> RunConfig:
+        """Return the settings with other values in some sections, which are not checked."""
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        )
+
     def computes_like(self, other: RunConfig) -> bool:
         """Return True where all is equal but what bits do not depend on.
 
@@ -474,7 +480,5 @@ class RunConfig(Section):
         free: dict[str, object] = {"cluster": other.runtime.cluster}
         if self.algorithm.gradient_shards > 1:
             free["trainer_workers"] = other.runtime.trainer_workers
-        there = self.runtime.model_copy(update=free)
-        saved = self.checkpoint.model_copy(update={"mirror": other.checkpoint.mirror})
-        changed = {"runtime": there, "checkpoint": saved, "tracking": other.tracking}
-        return self.model_copy(update=changed) == other
+        like = self.model_copy(update={"tracking": other.tracking})
+        return like.changed(runtime=free, checkpoint={"mirror": other.checkpoint.mirror}) == other

@@ -115,7 +115,7 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
 
 
 def refuse(why: str, **settings: Any) -> None:
-    other = CONFIG.model_copy(update={"runtime": CONFIG.runtime.model_copy(update=settings)})
+    other = CONFIG.changed(runtime=settings)
     with pytest.raises(ConfigurationError, match=why):
         RayCluster(other)
 

@@ -111,8 +111,7 @@ def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monke
     name = [device.name for device in runtime._fleet.workers(WeightsVersion(0)) if device.market == "spot"][
         -1
     ]
-    impatient = runtime.config.runtime.model_copy(update={"lease_s": 15.0})
-    config = runtime.config.model_copy(update={"runtime": impatient})
+    config = runtime.config.changed(runtime={"lease_s": 15.0})
     monkeypatch.setattr(runtime._fleet, "_dispatcher", Dispatcher(config.runtime, config.sampling.batch_size))
     stopped = worker_process(name)
     at_first_chunk(monkeypatch, name, stopped.suspend)
@@ -276,7 +275,7 @@ def test_intervals_of_every_device_are_contiguous(runtime):
 def test_too_few_prompts_are_refused_before_anything_starts(tmp_path, config):
     prompts = tmp_path / "few.txt"
     prompts.write_text('a red sign that says "ABC"\n')
-    few = config.model_copy(update={"prompts": config.prompts.model_copy(update={"train": str(prompts)})})
+    few = config.changed(prompts={"train": str(prompts)})
     with pytest.raises(ConfigurationError, match="file of 1 prompts, fewer than"):
         load_run_prompts(few)
 

@@ -254,8 +254,7 @@ def test_a_worker_that_works_alone_connects_to_no_store():
 def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
     config = configuration(2)
     with SimulatedNotices(WORKER_IN_URL) as notices:
-        watched = config.runtime.model_copy(update={"notices": f"gcp@{notices.url}"})
-        config = config.model_copy(update={"runtime": watched})
+        config = config.changed(runtime={"notices": f"gcp@{notices.url}"})
         with process_fleet(config, 1, str(new_life(tmp_path)), watches=True) as fleet:
             members = "reserved-0", "spot-0"
             group = WorkerGroup(1, 0, members)

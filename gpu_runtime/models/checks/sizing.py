@@ -143,12 +143,11 @@ def _training(
     """Return the activations of a training batch; guidance keeps those of both passes."""
     sizes, passes = model.architecture, model.passes(config.model)
     image_tokens, text_tokens = model.tokens(config.model)
-    adaptation = config.adaptation.model_copy(update={"gradient_checkpointing": checkpointing})
-    chosen = config.model_copy(update={"adaptation": adaptation})
+    chosen = config.changed(adaptation={"gradient_checkpointing": checkpointing})
     batch = WorkNeed.of(transformer, image_tokens, chosen, keeps_reference=False)  # which is no activation
     low = passes * batch.training_bytes
     each = config.sampling.batch_size * (image_tokens + text_tokens) * sizes.width
-    inputs = 0 if adaptation.mode == "full" else (9 if adaptation.adapts_feed_forward else 4)
+    inputs = 0 if config.adaptation.mode == "full" else (9 if config.adaptation.adapts_feed_forward else 4)
     block = (_KEPT_BYTES + _FLOAT32 * inputs) * each
     high = (
         passes * sizes.blocks * (_BFLOAT16 * each) + block if checkpointing else passes * sizes.blocks * block

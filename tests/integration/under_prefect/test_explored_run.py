@@ -121,8 +121,8 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
 @pytest.mark.slow
 def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, config):
     """Ranks that agree by less than always are refused: most plans are drafted again."""
-    never = config.exploration.model_copy(update={"min_spearman": 1.0, "monitor_prompts": 4})
-    wary = config.model_copy(update={"exploration": never, "name": "wary"})
+    wary = config.changed(exploration={"min_spearman": 1.0, "monitor_prompts": 4})
+    wary = wary.model_copy(update={"name": "wary"})
     post_train(wary, "wary")
     again = metrics(home, "wary", "redraft_s")
     # A plan that was drafted anew is followed by a review too.

@@ -227,8 +227,8 @@ def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, confi
     shutil.rmtree(home.run("run-a") / "iteration-000003")
     store.discard_after("run-a", 1)
     store.set_status("run-a", "interrupted")
-    without_ray = config.runtime.model_copy(update={"cluster": "local"})  # its workers start sooner
-    resumed = post_train(config.model_copy(update={"runtime": without_ray}), "run-a")
+    without_ray = config.changed(runtime={"cluster": "local"})  # its workers start sooner
+    resumed = post_train(without_ray, "run-a")
     assert last_checkpoint(home, "run-a").blobs == expected
     assert resumed["score_after"] == finished["score_after"]
     assert dict(held_out_curve(store, "run-a")).keys() >= {2, 3}
@@ -249,9 +249,7 @@ def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_was(home, config, fin
 
 def test_evaluating_the_checkpoint_gives_the_runs_last_score(home, config, finished):
     """On a local cluster, whose workers start sooner and come to the same bits."""
-    runtime = config.runtime.model_copy(update={"cluster": "local"})
-    whole = config.evaluation.model_copy(update={"prompts": 8})
-    config = config.model_copy(update={"runtime": runtime, "evaluation": whole})
+    config = config.changed(runtime={"cluster": "local"}, evaluation={"prompts": 8})
     result = evaluate_model(config, "run-a")
     assert result["score"] == finished["score_after"]
     assert result["exact"] == finished["exact_after"]

@@ -104,7 +104,7 @@ def test_another_number_of_trainers_may_go_on_with_a_run_whose_bits_do_not_depen
     with pytest.raises(ConfigurationError, match=r"trainer_workers is 3, above algorithm\.gradient_shards=2"):
         configuration_to_resume(run, ["runtime.trainer_workers=3"])
     divided = RunConfig.model_validate({"runtime": runtime})
-    other = divided.model_copy(update={"runtime": divided.runtime.model_copy(update={"trainer_workers": 2})})
+    other = divided.changed(runtime={"trainer_workers": 2})
     assert not other.computes_like(divided)
     with pytest.raises(ConfigurationError, match=r"--trainers is 2, but with algorithm\.gradient_shards=1"):
         configuration_to_resume(divided, ["runtime.trainer_workers=2"])

@@ -101,7 +101,7 @@ def test_an_evaluation_that_follows_anyway_counts_beside_the_one_at_the_end(
     store: RunStore, more_usd: float, last: int
 ):
     config = begun(store, 1, usd=3 * ITERATION_USD + 3 * EVALUATION_USD + more_usd)
-    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"every": 1})})
+    config = config.changed(evaluation={"every": 1})
     assert after(store, config, iteration_record("r", 2, AT + 36, 8)).last_iteration == last
 
 

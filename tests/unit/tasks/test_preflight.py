@@ -124,7 +124,7 @@ def test_no_standby_where_workers_have_gpus(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigurationError, match=r"runtime.standby_workers = 1, but the workers have GPUs"):
         preflight.check(run)
-    preflight.check(run.model_copy(update={"model": run.model.model_copy(update={"device": "cpu"})}))
+    preflight.check(run.changed(model={"device": "cpu"}))
 
 
 def test_local_processes_take_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

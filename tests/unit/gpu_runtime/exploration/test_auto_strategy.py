@@ -38,12 +38,7 @@ ROLLOUT = replace(TRAINING, rollout_s=100.0, train_s=1.0, whole_s=101.0)
 def config_of(**exploration: Any) -> RunConfig:
     """Eight prompts of four samples, of 32 candidates."""
     settings = {"strategy": "auto", "candidates": 32, **exploration}
-    config = make_config(**settings)
-    return config.model_copy(
-        update={
-            "algorithm": config.algorithm.model_copy(update={"prompts_per_iteration": 8, "group_size": 4})
-        }
-    )
+    return make_config(**settings).changed(algorithm={"prompts_per_iteration": 8, "group_size": 4})
 
 
 def graded(prompts: int = 8) -> Mapping[int, Sequence[float]]:
@@ -115,16 +110,10 @@ def test_it_explores_from_the_next_iteration_on_once_a_look_says_so():
     assert run.strategy.decisions() == {1: "off_policy", 2: "off_policy"}
 
 
-def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
-    """The configuration with some settings of its sections changed."""
-    updates = {name: getattr(config, name).model_copy(update=some) for name, some in sections.items()}
-    return config.model_copy(update=updates)
-
-
 def begun(config: RunConfig) -> Driven:
     """A run of DiffusionNFT that has begun, or of the objective that is set."""
     if config.algorithm.objective == "grpo":
-        config = changed(config, algorithm={"objective": "nft"})
+        config = config.changed(algorithm={"objective": "nft"})
     strategy = Auto()
     strategy.start(config)
     return Driven(strategy, config)
@@ -198,7 +187,7 @@ def test_spot_devices_are_of_use_beside_training_until_it_is_known_that_drafts_d
 def test_it_begins_with_drafts_where_they_are_likely_to_hold_nothing_up(
     exploration: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], begins: bool
 ):
-    run = begun(changed(config_of(**exploration), **sections))
+    run = begun(config_of(**exploration).changed(**sections))
     assert run.strategy.decisions() == {0: "off_policy" if begins else "all_train"}
     run.iterate(1, TRAINING)
     assert run.ways.get(2) == ("off_policy" if begins else None)
@@ -206,7 +195,7 @@ def test_it_begins_with_drafts_where_they_are_likely_to_hold_nothing_up(
 
 def test_spot_devices_that_may_train_draft_first():
     for signal, train in (("graded", False), ("exact", True)):
-        run = begun(changed(with_spot_trainers(), reward={"signal": signal}))
+        run = begun(with_spot_trainers().changed(reward={"signal": signal}))
         run.strategy.before_rollout(1, run)
         assert run.strategy.spot_trains is train
 
@@ -214,7 +203,7 @@ def test_spot_devices_that_may_train_draft_first():
 def test_what_a_run_began_with_is_repeated_whatever_devices_it_has_then():
     first = begun(config_of(prompts=12))
     first.iterate(1, TRAINING)
-    other = begun(changed(first.config, runtime={"spot_workers": 0}))
+    other = begun(first.config.changed(runtime={"spot_workers": 0}))
     assert other.strategy.decisions() == {0: "all_train"} != first.strategy.decisions()
     other.strategy.repeat(first.strategy.decisions(), other.config.exploration)
     assert other.strategy.undrafted_groups(1, other.config) == 8
@@ -232,7 +221,7 @@ def test_what_a_run_began_with_is_repeated_whatever_devices_it_has_then():
 
 
 def test_a_resumed_run_follows_its_checkpoint_and_not_what_a_new_one_would_begin_with():
-    run = begun(changed(config_of(), reward={"signal": "exact"}))
+    run = begun(config_of().changed(reward={"signal": "exact"}))
     run.iterate(1, ROLLOUT)
     resumed = begun(config_of()).strategy
     resumed.repeat(run.strategy.decisions(), run.config.exploration)
@@ -245,8 +234,7 @@ def test_a_resumed_run_follows_its_checkpoint_and_not_what_a_new_one_would_begin
 def test_without_drafts_it_trains_on_what_it_would_have_explored_but_before_a_first_window(
     signal: str, first: int
 ):
-    config = changed(config_of(prompts=12), algorithm={"objective": "nft"})
-    config = config.model_copy(update={"reward": config.reward.model_copy(update={"signal": signal})})
+    config = config_of(prompts=12).changed(algorithm={"objective": "nft"}, reward={"signal": signal})
     for strategy, groups in ((Auto(), [first, 12, 12]), (Plain(), [8, 8, 8])):
         explorer = SeedExplorer(config, range(100), strategy)
         plans = [explorer.plain(iteration) for iteration in (1, 2, 3)]
@@ -257,11 +245,7 @@ def test_without_drafts_it_trains_on_what_it_would_have_explored_but_before_a_fi
 def with_spot_trainers(**exploration: Any) -> RunConfig:
     """A reserved trainer, two spot devices that may train beside it, and four shards."""
     config = config_of(**exploration)
-    changed = {
-        "runtime": config.runtime.model_copy(update={"trainer_workers": 3}),
-        "algorithm": config.algorithm.model_copy(update={"gradient_shards": 4}),
-    }
-    return config.model_copy(update=changed)
+    return config.changed(runtime={"trainer_workers": 3}, algorithm={"gradient_shards": 4})
 
 
 ALL_TRAIN = replace(TRAINING, train_s=52.0, whole_s=64.0)

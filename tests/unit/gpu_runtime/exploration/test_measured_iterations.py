@@ -29,9 +29,7 @@ def add(
     drafters: int = 2, rolled: int = 32, spread: tuple[float, float, float] | None = None, on_spot: int = 0,
     shards: int = 1,
 ) -> None:  # fmt: skip
-    config = make_config()
-    algorithm = config.algorithm.model_copy(update={"gradient_shards": shards})
-    config = config.model_copy(update={"algorithm": algorithm})
+    config = make_config().changed(algorithm={"gradient_shards": shards})
     seeds = SeedEvidence(config, {0: [0.0, 1.0]}, spread, 32, rolled, drafts, drafters, on_spot)
     measured.add(number, times, seeds, None)
 

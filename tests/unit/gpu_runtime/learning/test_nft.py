@@ -55,9 +55,7 @@ def test_without_noise_only_an_objective_without_likelihood_can_train() -> None:
     without = tiny_config(sampling={"sde": "none"})
     with pytest.raises(ConfigurationError, match="no likelihood to train on"):
         OBJECTIVES.stored(without)
-    OBJECTIVES.stored(
-        without.model_copy(update={"algorithm": without.algorithm.model_copy(update={"objective": "nft"})})
-    )
+    OBJECTIVES.stored(without.changed(algorithm={"objective": "nft"}))
 
 
 def scalar(value: float) -> torch.Tensor:

@@ -202,10 +202,8 @@ def test_a_set_number_of_drafts_is_made_to_its_end_if_training_does_not_stop_the
 def test_an_evaluation_of_part_of_the_file_is_not_repeated_as_one_of_the_whole(tmp_path):
     """Of eight and of five prompts, each in two batches: scores of 2 s are what differs."""
     (tmp_path / "evaluate.txt").write_text("".join(f"prompt {number}\n" for number in range(8)))
-    config = small_config(iterations=4, every=1)
-    evaluation = config.evaluation.model_copy(update={"prompts": 5})
-    prompts = config.prompts.model_copy(update={"evaluate": str(tmp_path / "evaluate.txt")})
-    config = config.model_copy(update={"evaluation": evaluation, "prompts": prompts})
+    prompts = {"evaluate": str(tmp_path / "evaluate.txt")}
+    config = small_config(iterations=4, every=1).changed(evaluation={"prompts": 5}, prompts=prompts)
     walls = [simulated(config, 1, times=times_of(score=2), repeats=of).wall for of in (True, False)]
     assert walls[0] == walls[1]
 

@@ -46,8 +46,8 @@ class Section(BaseModel):
             and any(isinstance(inner, bool) for inner in value.values())
         ):
             raise PydanticKnownError("float_type")
-        if isinstance(value, bool) and kind in (int, float):
-            raise PydanticKnownError("int_type" if kind is int else "float_type")
+        if isinstance(value, bool) and kind in (int, float, int | None, float | None):
+            raise PydanticKnownError("int_type" if kind in (int, int | None) else "float_type")
         if not _is_text(value):
             raise PydanticCustomError("not_text", NOT_TEXT)
         return value

@@ -85,8 +85,8 @@ def test_what_a_function_does_wrong_is_told_with_its_line(file: Path, name: str,
             "mine.py:one",
             "it takes (image); a reward is a function of (image, prompt), or of (images, prompts)",
         ),
-        ("mine.py:two", "has no attribute 'two'"),
-        ("yours.py:one", "No such file"),
+        ("mine.py:two", "mine.py' has no 'two'; it has red"),
+        ("yours.py:one", "yours.py' does not exist"),
     ],
 )
 def test_what_is_no_reward_is_refused(file: Path, name: str, said: str, monkeypatch: pytest.MonkeyPatch):

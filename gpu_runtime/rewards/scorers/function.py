@@ -22,16 +22,25 @@ class FunctionScorer(Scorer):
 
     Args:
         function: reward function; it may raise anything.
+        takes_row: True if it also has a parameter `row`, for the prompt's whole row, a dictionary.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], options: FunctionOptions) -> None:
+    row = "row"
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], options: FunctionOptions, takes_row: bool
+    ) -> None:
         self.name = name
         self._function = function
         self._options = options
+        self._takes_row = takes_row
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3); it is never exact."""
-        return self._scored(self._function(Image.fromarray(image_HWC), prompt.text))
+        return self._scored(self._called(Image.fromarray(image_HWC), prompt.text, prompt.metadata))
+
+    def _called(self, image: Any, prompt: Any, row: Any) -> Any:
+        return self._function(image, prompt, **({self.row: row} if self._takes_row else {}))
 
     def _scored(self, answer: Any) -> Score:
         try:
@@ -48,15 +57,18 @@ class FunctionScorer(Scorer):
 
 
 class BatchFunctionScorer(BatchScorer, FunctionScorer):
-    """A scorer by `function(images, prompts)`: lists in, as many numbers out.
+    """A scorer by `function(images, prompts)`: lists in, and perhaps a list `rows`, as many numbers out.
 
     No number may depend on the other images.
     """
 
+    row = "rows"
+
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Judge uint8 RGB images of shape (H, W, 3), each against its own prompt."""
         pictures, texts = [Image.fromarray(image) for image in images], [prompt.text for prompt in prompts]
-        return [self._scored(answer) for answer in self._function(pictures, texts)]
+        rows = [prompt.metadata for prompt in prompts]
+        return [self._scored(answer) for answer in self._called(pictures, texts, rows)]
 
 
 class ClipFunctionScorer(FunctionScorer):
@@ -67,11 +79,11 @@ class ClipFunctionScorer(FunctionScorer):
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB clip of shape (F, H, W, 3); an image is a clip of one frame."""
         frames = [Image.fromarray(frame) for frame in frames_of(image_HWC)]
-        return self._scored(self._function(frames, prompt.text))
+        return self._scored(self._called(frames, prompt.text, prompt.metadata))
 
 
 def function_scorer(name: str, function: Callable[..., Any], options: FunctionOptions) -> FunctionScorer:
-    """Return the scorer of a function of two arguments.
+    """Return the scorer of a function of two arguments, or of three where the last one is the prompt's row.
 
     It is given lists if they are called `images` and `prompts`, and whole clips if the first one is `frames`.
 
@@ -82,17 +94,19 @@ def function_scorer(name: str, function: Callable[..., Any], options: FunctionOp
         ConfigurationError: if it takes another number of arguments.
     """
     signature = inspect.signature(function)
+    names = [*signature.parameters]
+    kind = BatchFunctionScorer if names[:2] == ["images", "prompts"] else FunctionScorer
+    takes_row = kind.row in names[2:]
     try:
-        signature.bind("image", "prompt")
+        signature.bind("image", "prompt", **({kind.row: {}} if takes_row else {}))
     except TypeError as error:
         raise ConfigurationError(
-            f"it takes {signature}; a reward is a function of (image, prompt), or of (images, prompts)"
+            f"it takes {signature}; a reward is a function of (image, prompt), or of (images, prompts), and "
+            "perhaps of their row or rows"
         ) from error
-    names = [*signature.parameters][:2]
     if names[0] == "frames":
-        return ClipFunctionScorer(name, function, options)
-    is_batch = names == ["images", "prompts"]
-    return (BatchFunctionScorer if is_batch else FunctionScorer)(name, function, options)
+        kind = ClipFunctionScorer
+    return kind(name, function, options, takes_row)
 
 
 def _scaled(value: float, options: FunctionOptions) -> float:

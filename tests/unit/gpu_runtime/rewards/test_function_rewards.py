@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,21 @@ def broken(image, prompt):
 
 def one(image):
     return 0
+
+def by_row(image, prompt, row):
+    return row["level"]
+
+def by_rows(images, prompts, rows):
+    return [row["level"] for row in rows]
+
+def of_frames(frames, prompt, *, row=None):
+    return row["level"]
+
+def beside(image, row):
+    return len(row) / 10
+
+def too_many(image, prompt, row, more):
+    return 0
 """
 IMAGES = [np.full((4, 4, 3), level, np.uint8) for level in (0, 51, 255)]
 PROMPTS = [PromptRecord(0, "a"), PromptRecord(1, "bb"), PromptRecord(2, "cccc")]
@@ -67,6 +83,21 @@ def test_a_function_judges_each_image_by_its_prompt(file: Path):
 
 
 @pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("by_row", [0.0, 0.5, 1.0]),
+        ("by_rows", [0.0, 0.5, 1.0]),
+        ("of_frames", [0.0, 0.5, 1.0]),
+        ("beside", [0.1, 0.2, 0.4]),  # the second argument is the prompt, whatever its name
+    ],
+)
+def test_a_function_sees_the_row_of_its_prompt(file: Path, name: str, values: list[float]):
+    scorer = build_scorer(RewardConfig(scorer=f"{file}:{name}"))
+    prompts = [replace(one, metadata={"level": one.prompt_id / 2}) for one in PROMPTS]
+    assert [score.value for score in score_each(scorer, IMAGES, prompts)] == values
+
+
+@pytest.mark.parametrize(
     ("name", "said"),
     [
         ("no_number", "no_number returned None; a reward returns a number"),
@@ -84,6 +115,10 @@ def test_what_a_function_does_wrong_is_told_with_its_line(file: Path, name: str,
         (
             "mine.py:one",
             "it takes (image); a reward is a function of (image, prompt), or of (images, prompts)",
+        ),
+        (
+            "mine.py:too_many",
+            "it takes (image, prompt, row, more); a reward is a function of (image, prompt)",
         ),
         ("mine.py:two", "mine.py' has no 'two'; it has red"),
         ("yours.py:one", "yours.py' does not exist"),

@@ -121,10 +121,7 @@ class Run:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """One row per held-out evaluation: `iteration`, `score`, `exact`, `ended_at`, `elapsed_s`, ...
-
-        `exact` is NaN if the reward gives no verdict, here and in `runs`.
-        """
+        """One row per held-out evaluation: `iteration`, `score`, `exact` (NaN without verdicts), the time."""
         return self._frame("runs.score_curve")
 
     @property

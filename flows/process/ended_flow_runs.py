@@ -52,10 +52,10 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
                 unfinished += page
             for flow_run in unfinished:
                 row = ended.get(flow_run.name)
-                began = flow_run.start_time or (flow_run.state.timestamp if flow_run.state else None)
-                if row is None or row.ended_at is None or began is None:
+                began_at = _began_at(flow_run)
+                if row is None or row.ended_at is None or began_at is None:
                     continue
-                if began.timestamp() < row.ended_at:  # else it is resuming the run right now
+                if began_at < row.ended_at:  # else it is resuming the run right now
                     message = row.error or f"the run is {row.status}"
                     state = made.get(row.status, states.Crashed)(message=message)
                     client.set_flow_run_state(flow_run.id, state, force=True)
@@ -63,11 +63,17 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
 
 
-def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()) -> None:
+def close_orphaned_flow_runs(
+    run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = (), ended_at: float | None = None
+) -> None:
     """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
 
     Otherwise they would run for ever, and one that was being cancelled would cancel its
     successor of the same name. The current flow run may already have the name: it is left alone.
+
+    Args:
+        ended_at: end of the run (Unix seconds), after which another process may have begun to resume it: its
+            flow run is left alone, too. None if no other process can be at work.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
@@ -78,8 +84,16 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(flow_run_filter=_unfinished(run_ids), deployment_filter=deployed)
         for orphan in found:
-            if str(orphan.id) != flow_run.get_id():
+            began_at = _began_at(orphan)
+            is_later = ended_at is not None and began_at is not None and began_at >= ended_at
+            if str(orphan.id) != flow_run.get_id() and not is_later:
                 client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
+
+
+def _began_at(flow_run: FlowRun) -> float | None:
+    """Return the start of a flow run (Unix seconds), or else when it got its state."""
+    began = flow_run.start_time or (flow_run.state.timestamp if flow_run.state else None)
+    return None if began is None else began.timestamp()
 
 
 def _ended_runs(home: Home) -> Mapping[str, RunRow]:

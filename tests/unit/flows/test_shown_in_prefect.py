@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -83,12 +85,19 @@ def test_the_run_name_becomes_the_identifier_once(
     assert name_given_in_prefect() == given
 
 
-def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPatch):
-    own, orphan = uuid4(), uuid4()
+@pytest.mark.parametrize("ended_at", [None, 2.0])
+def test_neither_a_run_named_like_its_flow_run_nor_one_resumed_meanwhile_is_an_orphan(
+    monkeypatch: pytest.MonkeyPatch, ended_at: float | None
+):
+    own, orphan, resuming = uuid4(), uuid4(), uuid4()
+    begins = {own: 1.0, orphan: 1.0, resuming: 3.0}
 
     class Client:
         def read_flow_runs(self, **_: object) -> list[SimpleNamespace]:
-            return [SimpleNamespace(id=own), SimpleNamespace(id=orphan)]
+            return [
+                SimpleNamespace(id=one, start_time=datetime.fromtimestamp(at, UTC), state=None)
+                for one, at in begins.items()
+            ]
 
         def set_flow_run_state(self, flow_run_id: UUID, *_: object, **__: object) -> None:
             closed.append(flow_run_id)
@@ -97,8 +106,31 @@ def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPa
     client = "prefect.client.orchestration.get_client"
     monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(own))  # as its process has it
-    ended_flow_runs.close_orphaned_flow_runs(["mine"])
-    assert closed == [orphan]
+    ended_flow_runs.close_orphaned_flow_runs(["mine"], ended_at=ended_at)
+    assert closed == [orphan, *[resuming] * (ended_at is None)]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_of_two_that_resume_a_run_the_later_one_closes_no_flow_run_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+):
+    closed: list[Any] = []
+    store = RunStore(Home(tmp_path).ensure())
+    store.create_run("r", RunConfig(), {}, os.getppid())
+    if not goes_on:
+        store.set_status("r", "failed", "why")
+    for name in ("tasks.checks.early_check.start_early", "flows.start.reporter"):
+        monkeypatch.setattr(name, Mock())
+    monkeypatch.setattr("flows.judges.judges_beside", lambda config: nullcontext())
+    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext("url"))
+    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda run_id: nullcontext())
+    monkeypatch.setattr("flows.post_train.post_train", Mock())
+    monkeypatch.setattr(
+        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: closed.append((names, ended_at))
+    )
+    with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
+        start.post_train_under_server(store.home, "r", RunConfig())
+    assert closed == ([] if goes_on else [(["r"], store.run("r").ended_at)])
 
 
 def test_all_flow_runs_of_ended_runs_are_closed_though_prefect_answers_with_200(

@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,12 +169,22 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
                 there.rm_file(f"{target}/{name}")
     elif there.exists(copying):
         there.rm(copying, recursive=True)
-    there.makedirs(copying, exist_ok=True)
-    for name in sorted(sizes, key=lambda name: (name == telling, name)):
-        there.put_file(str(source / name), f"{copying}/{name}")
+    _put_files(there, source, copying)
     if copying != target and there.exists(target):
+        if there.exists(f"{target}/{CHECKPOINT}"):  # it goes with the old rows, and may be the only one there
+            with suppress(FileNotFoundError):  # none here, or no longer
+                _put_files(there, source / CHECKPOINT, f"{copying}/{CHECKPOINT}")
         there.rm(target, recursive=True)
     _finish(there, target)
+
+
+def _put_files(there: DirFileSystem, source: Path, target: str) -> None:
+    """Copy the files of a folder, the telling one last."""
+    names = [path.name for path in source.iterdir() if path.is_file()]
+    telling = next((name for name in _TELLING if name in names), "")
+    there.makedirs(target, exist_ok=True)
+    for name in sorted(names, key=lambda name: (name == telling, name)):
+        there.put_file(str(source / name), f"{target}/{name}")
 
 
 def _copying(there: DirFileSystem, target: str) -> str:

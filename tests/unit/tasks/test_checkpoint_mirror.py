@@ -187,6 +187,31 @@ def test_a_new_life_copies_no_rows_again_but_those_of_iterations_that_were_done_
     assert found[0] == found[1] and len(found[0]) == 2
 
 
+def test_rows_of_an_iteration_that_was_done_again_come_with_their_checkpoint(
+    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    address = str(tmp_path / "mirror")
+    save(home, 2)
+    copy_to_mirror(address, home, "run")
+    save(home, 2, b"again", began_at=37.0)
+    uploads = Uploads(monkeypatch, address)
+    for breaks_at, weights, began_at in (
+        ("checkpoint/weights", b"weights", 36.0),
+        ("nothing", b"again", 37.0),
+    ):
+        uploads.breaks_at = breaks_at
+        with (
+            nullcontext() if breaks_at == "nothing" else pytest.raises(OSError, match="the connection broke")
+        ):
+            copy_to_mirror(address, home, "run")
+        shutil.rmtree(elsewhere.run("run"), ignore_errors=True)
+        assert fetch_from_mirror(address, elsewhere, "run") == 2
+        assert newest(elsewhere)[1]["weights"] == weights
+        with RunStore(elsewhere).reading("run") as connection:
+            assert connection.execute("FROM iterations SELECT started_at").fetchall() == [(began_at,)]
+    assert uploads.take().count("checkpoint/weights") == 1
+
+
 def test_a_part_that_was_not_copied_to_its_end_counts_nowhere(
     address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
 ):

@@ -123,6 +123,7 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
             # Newer checkpoints have come meanwhile, and this one is gone.
     if pinned is not None:
         there.pipe_file(PINNED, str(pinned).encode())
+    newest = max(store.iterations(), default=newest)  # a process that resumed the run may have saved more
     kept = {*[iteration for iteration in _checkpoints(there) if iteration <= newest][-KEPT:], pinned}
     for iteration in _iterations(there):
         if iteration not in kept and there.exists(_checkpoint(iteration)):
@@ -132,11 +133,12 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
 def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
     """Copy a run's folders of rows, each once per life of the run, and then the files that change."""
     listing = RunFolder(run).listing()
-    folders = {folder.name: folder for folder in (*listing.parts, *listing.folders)}
-    for name, folder in folders.items():
-        if name not in copied:
-            _copy_folder(there, folder.path, name)
-            copied.add(name)
+    for folder in (*listing.parts, *listing.folders):
+        if folder.name not in copied:
+            _copy_folder(there, folder.path, folder.name)
+            copied.add(folder.name)
+    listing = RunFolder(run).listing()  # a process that resumed the run meanwhile may have copied more
+    folders = {folder.name for folder in (*listing.parts, *listing.folders)}
     held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
     for name in _entries(there):
         if not is_row_folder(name) or name in folders:

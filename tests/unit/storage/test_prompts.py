@@ -236,6 +236,9 @@ def test_a_malformed_row_names_file_and_row(tmp_path: Path) -> None:
     wrong = save_to_disk(tmp_path / "wrong", [ROWS[0]])  # a position as a table, where GenEval has a pair
     with pytest.raises(PromptFileError, match=r"row 1: `include\[1\]\.position` must be \[relation, index\]"):
         load_prompts(wrong)
+    bare = save_to_disk(tmp_path / "bare", [ROWS[1] | {"include": "{}"}])
+    with pytest.raises(PromptFileError, match=r"row 1: `include` must be a non-empty list of objects, got"):
+        load_prompts(bare)
     nothing = save_to_disk(tmp_path / "nothing", [{"prompt": None}, {"prompt": "x"}])
     with pytest.raises(PromptFileError, match=r"row 1: `prompt` must be a non-empty string, got None"):
         load_prompts(nothing)

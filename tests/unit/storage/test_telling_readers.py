@@ -16,9 +16,11 @@ import pytest
 
 import storage.readers.following
 import storage.readers.telling_readers as telling
+from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE
+from storage.readers.figures import last_moment
 from storage.readers.follower import Follower
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
@@ -181,6 +183,12 @@ def test_between_commits_a_reader_looks_at_nothing(
         time.sleep(0.2)
         assert len(looks) == number
     own.readers.finish("finished")
+
+
+def test_a_run_that_lost_all_its_moments_is_read_from_the_first_one_again(store: RunStore):
+    store.create_run("r", RunConfig(), {}, 0)
+    with store.reading("r") as connection:
+        assert last_moment(connection, "r", number=4, at=time.time()) == -1
 
 
 def test_a_webhook_that_does_not_exist_is_left_out(store: RunStore, hook: Hook):

@@ -320,6 +320,24 @@ def test_checkpoints_of_weights_that_were_given_up_go(address: str, home: Home, 
         assert newest(elsewhere)[1]["weights"] == weights
 
 
+def test_a_late_copy_deletes_no_checkpoint_of_the_run_resumed_meanwhile(
+    home: Home, elsewhere: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    address, copy, resumed = str(tmp_path / "mirror"), mirror_module._copy_folder, list[str]()
+
+    def slow(there: Any, source: Path, name: str) -> None:
+        copy(there, source, name)
+        if not resumed:
+            resumed.append(name)
+            save(home, 4, b"newer")
+            copy_to_mirror(address, home, "run")
+
+    save(home, 1)
+    monkeypatch.setattr(mirror_module, "_copy_folder", slow)
+    copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 4
+
+
 def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, home: Home, elsewhere: Home):
     """The run was taken over elsewhere: resumed where it came from, it would delete its newer checkpoints."""
     save(home, 3)

@@ -351,7 +351,7 @@ def _evaluate_if_due(session: Session, iteration: int) -> bool:
         )
         session.store.add_event(session.run_id, "judge_failed", message)
         reporter().note(message)
-    reporter().evaluation(record)
+    reporter().evaluation(record, len(session.runtime.compared_prompts))
     session.log.note(f"held-out score after iteration {iteration}: {record.score:.3f}")
     return _answer(session, iteration)
 

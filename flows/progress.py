@@ -128,13 +128,14 @@ class Reporter:
     def _exact(self, form: str, *shares: float) -> str:
         return form.format(*shares) if self._gives_verdict else ""
 
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Report a finished held-out evaluation."""
+    def evaluation(self, record: EvaluationRecord, compared: int) -> None:
+        """Report a finished held-out evaluation, whose score is of the `compared` prompts of each one."""
         failed = sum(image.error is not None for image in record.images)
         unscored = f", the scorer failed on {failed} of them" if failed else ""
         self.note(
             f"held-out after iteration {record.iteration}: score {record.score:.3f}"
-            f"{self._exact(', exact match {:.1%}', record.exact)} ({len(record.images)} images{unscored})"
+            f"{self._exact(', exact match {:.1%}', record.exact)} over {compared} prompts "
+            f"({len(record.images)} images{unscored})"
         )
 
     def result(self, result: Mapping[str, Any]) -> None:
@@ -160,11 +161,8 @@ class Reporter:
         self.note(f"cost at the prices of the settings: ${result['cost_usd']:.2f}{mark}")
         if result["judge_usd"]:
             self.note(f"the judge's answers, at usd_per_image: ${result['judge_usd']:.2f}")
-        if result["groups_dropped"] and not result["training_steps"]:
-            self.note(
-                f"no prompt group had differing scores in any of the {result['iterations']} iterations: no "
-                "weight changed; check the reward"
-            )
+        if result["groups_dropped"] and not (result["training_steps"] or result["groups_failed"]):
+            self.note("no prompt group had differing scores, so no weight changed; check the reward")
 
     def end(self) -> None:
         """Report the end of the run."""

@@ -46,8 +46,8 @@ writes it. A resumed or reproduced run repeats them."""
 
 EARLIER_ENDS = "earlier ends"
 """Fact stored with a run that was resumed after its end: `ITERATION LIMIT, ...`, the limit being `ITERATIONS`
-or `BUDGET`. Such an end has a checkpoint and an evaluation, and no drafts for the next iteration after the
-last one of the settings. A reproduction has them too."""
+or `BUDGET`. Such an end has a checkpoint and an evaluation of all held-out prompts; one by `ITERATIONS` has
+no drafts for the next iteration. A reproduction repeats it."""
 
 ITERATIONS, BUDGET = "iterations", "budget"
 

@@ -98,8 +98,8 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
 def evaluate(session: Session, iteration: int) -> Evaluation:
     """Score held-out prompts with the moving average of the weights after an iteration.
 
-    The first and the last evaluation have all of them, as has one after which the run had ended before; the
-    others have those that every evaluation has.
+    The first and the last evaluation have all of them, and so has one at which the run had ended before it
+    was extended; the others have those that every evaluation has.
     """
     runtime = session.runtime
     is_end = iteration == 0 or session.ends_after(iteration)

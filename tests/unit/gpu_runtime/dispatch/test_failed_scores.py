@@ -167,7 +167,7 @@ def test_a_run_that_trained_nothing_says_so(tmp_path: Path, steps: float):
     result = run_result(store, "r")
     assert (result["groups_dropped"], result["training_steps"]) == (8 - steps, steps)
     Reporter(Console(file=screen, width=200)).result(result)
-    nothing = "no prompt group had differing scores in any of the 2 iterations: no weight changed; check the"
+    nothing = "no prompt group had differing scores, so no weight changed; check the reward"
     assert (nothing in screen.getvalue()) == (not steps)
 
 
@@ -183,10 +183,10 @@ def test_the_result_and_the_terminal_tell(tmp_path: Path):
     evaluation = evaluation_record("r", 2, 3.0, images=8, gallery=0)
     evaluation.images[5] = type(evaluation.images[5])(**{**vars(evaluation.images[5]), "error": "gone"})
     store.commit_evaluation(evaluation)
-    reporter.evaluation(evaluation)
+    reporter.evaluation(evaluation, 2)
     result = run_result(store, "r")
     assert (result["scorer_errors"], result["groups_failed"]) == (1 + 4 + 1, 3)
     first, second, held_out = screen.getvalue().splitlines()
     assert "not scored" not in first
     assert ", 3 not scored" in second
-    assert "(8 images, the scorer failed on 1 of them)" in held_out
+    assert "over 2 prompts (8 images, the scorer failed on 1 of them)" in held_out

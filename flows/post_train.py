@@ -48,7 +48,7 @@ from tasks.inputs import (
     input_digests,
     plugin_facts,
     refuse_changed_inputs,
-    refuse_unfit_decisions,
+    refuse_unfit_facts,
 )
 from tasks.iteration.alarm import answer, take_up
 from tasks.iteration.budget import end_at_spent_budget
@@ -196,7 +196,7 @@ def enter_run(
         known = store.run(run_id)
     except RunNotFoundError:
         check_run_id(run_id)
-        refuse_unfit_decisions(given or {}, config.exploration)
+        refuse_unfit_facts(given or {}, config.exploration)
         facts = environment() | input_digests(config) | plugin_facts(config)
         facts |= preset_fact(preset) | {name: value for name, value in (given or {}).items() if value}
         store.create_run(run_id, config, facts, os.getpid())
@@ -208,7 +208,7 @@ def enter_run(
             "takes its own"
         )
     refuse_changed_inputs(known.environment, config)
-    refuse_unfit_decisions(known.environment, config.exploration)
+    refuse_unfit_facts(known.environment, config.exploration)
     store.resume_run(run_id, os.getpid())
     _note_other_versions(store, known)
 

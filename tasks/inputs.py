@@ -102,8 +102,8 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
     return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no", **verdict_fact(config.reward)}
 
 
-def refuse_unfit_decisions(facts: Mapping[str, str], settings: ExplorationConfig) -> None:
-    """Refuse facts of a run that cannot be repeated: decisions by its strategy with its settings, and ends.
+def refuse_unfit_facts(facts: Mapping[str, str], settings: ExplorationConfig) -> None:
+    """Refuse decisions and earlier ends among a run's facts that it cannot repeat with its settings.
 
     Raises:
         ConfigurationError: it cannot.

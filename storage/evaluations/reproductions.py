@@ -53,7 +53,7 @@ class Reference:
 
     Attributes:
         config: its resolved configuration, as JSON values.
-        environment: versions, commit, device, digests of prompt and model files.
+        environment: versions, commit, device, digests of prompt, model and reward files.
         digests: SHA-256 of each file of its last checkpoint: weights, moving average, optimiser.
         rewards: mean training reward of each iteration.
         scores: held-out scores of each evaluation, by the iteration it followed.

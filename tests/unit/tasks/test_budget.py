@@ -22,7 +22,7 @@ from storage.record.records import JUDGE_USD, StateInterval
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
-from tasks.inputs import refuse_unfit_decisions
+from tasks.inputs import refuse_unfit_facts
 from tasks.iteration.budget import (
     end_at_spent_budget,
     refuse_spent_budget,
@@ -207,7 +207,7 @@ def test_ends_before_a_run_went_on_are_facts_of_it(store: RunStore):
     with pytest.raises(
         ConfigurationError, match=r"recorded earlier ends are 'two'; .* such as '2 iterations"
     ):
-        refuse_unfit_decisions({EARLIER_ENDS: "two"}, RunConfig().exploration)
+        refuse_unfit_facts({EARLIER_ENDS: "two"}, RunConfig().exploration)
 
 
 def test_a_refused_start_changes_nothing_and_leaves_nothing(store: RunStore, monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ from storage.config.run_config import RunConfig
 from storage.environment import DECISIONS, by_iteration, read_decisions
 from storage.errors import ConfigurationError
 from tasks.chaos.faults import refuse_unfit
-from tasks.inputs import refuse_unfit_decisions
+from tasks.inputs import refuse_unfit_facts
 from tests.tiny_exploration import make_config
 
 TRAINING = IterationTimes(
@@ -480,14 +480,14 @@ def test_a_decision_that_other_settings_rule_out_is_refused():
     cheaper = config_of(fidelities=("full", "preview-3"))
     Auto().repeat({2: "stale", 5: "plain"}, cheaper.exploration)
     with pytest.raises(ConfigurationError, match=r"off_policy after iteration 5.*fidelities is .*preview-3"):
-        refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, cheaper.exploration)
-    refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, config_of().exploration)
+        refuse_unfit_facts({DECISIONS: "2 stale, 5 off_policy"}, cheaper.exploration)
+    refuse_unfit_facts({DECISIONS: "2 stale, 5 off_policy"}, config_of().exploration)
 
 
 @pytest.mark.parametrize("text", ["x", "2", "2 ", "two plain", "2 plain, "])
 def test_decisions_that_cannot_be_read_are_refused(text):
     with pytest.raises(ConfigurationError, match="pairs of iteration and strategy"):
-        refuse_unfit_decisions({DECISIONS: text}, config_of().exploration)
+        refuse_unfit_facts({DECISIONS: text}, config_of().exploration)
 
 
 def test_without_measured_times_it_decides_nothing():

@@ -164,20 +164,26 @@ def new_configuration(preset: str | None, settings: Given) -> RunConfig:
     from tasks.prices import with_prices
 
     config = given_configuration(preset, settings)
-    _refuse_same_prompts(config.prompts)
+    refuse_same_prompts(config.prompts)
     return with_prices(config)
 
 
-def _refuse_same_prompts(prompts: PromptsConfig) -> None:
+def refuse_same_prompts(prompts: PromptsConfig) -> None:
+    """Refuse to train on the held-out prompts.
+
+    Raises:
+        ConfigurationError: both settings name the same file, or files of the same content.
+    """
     try:
         train, evaluate = (prompt_files(name) for name in (prompts.train, prompts.evaluate))
     except PromptFileError:  # said with the other problems of the prompts
         return
     pairs = zip(train, evaluate, strict=False)
     if len(train) == len(evaluate) and all(cmp(one, other, shallow=False) for one, other in pairs):
+        how = "is the same file" if train == evaluate else "has the same content"
         raise ConfigurationError(
-            f"prompts.evaluate = {prompts.evaluate!r} is the same file as prompts.train: a score on prompts "
-            "that are trained on says nothing about others; hold some prompts out, in a file of their own"
+            f"prompts.evaluate = {prompts.evaluate!r} {how} as prompts.train: a score on prompts that are "
+            "trained on says nothing about others; hold some prompts out, in a file of their own"
         )
 
 

@@ -19,6 +19,7 @@ from rich.text import Text
 from flows.cli.options import Preset, RayAddress, Sets
 from flows.configuration import cluster_setting, given_configuration
 from flows.output import console
+from flows.start import refuse_same_prompts
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError, StorageError
 from storage.home import Home
@@ -75,7 +76,8 @@ def examine(config: RunConfig) -> bool:
                 screen.print(Text.assemble(("ok   ", "green"), f" {name}: {check()}"))
             except (SpotlightError, ImportError, OSError) as error:
                 # Later checks read the prompts, too.
-                is_known = wrong.setdefault(str(error), name) == "prompts" != name
+                first = wrong.setdefault(str(error), name)
+                is_known = first == "prompts" and name != "prompts"
                 text = "not checked: see prompts" if is_known else str(error)
                 screen.print(Text.assemble(("wrong", "red"), f" {name}: {text}"))
     return not wrong
@@ -201,6 +203,7 @@ def _numbers(config: RunConfig) -> str:
 
 def _prompts(config: RunConfig) -> str:
     train, evaluate = load_run_prompts(config)
+    refuse_same_prompts(config.prompts)
     return f"{len(train):,} to train on, {len(evaluate):,} held out"
 
 

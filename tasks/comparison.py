@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage.environment import DEVICES, PRESET, PURPOSE, REPEATED
+from storage.environment import DEVICES, JUDGE_DIGEST, PRESET, PURPOSE, REPEATED, REWARD_DIGEST
 from storage.evaluations.figures import Estimate, over_seeds
 from storage.evaluations.reproductions import HeldOut, Reference, Verdict
 
 _DEVICE = ("machine", "processor", "accelerators", DEVICES)
 _DATA = "digest "
 _CODE = "commit"
+_MAY_LACK = (DEVICES, REWARD_DIGEST, JUDGE_DIGEST, *REPEATED)
 _SHOWN_PROMPTS = 5
 _IGNORED_SETTINGS = {"runtime.cluster", "tracking.to", "tracking.uri"}
 """Settings of where a run computes and is copied to, which do not change its results."""
@@ -115,8 +116,8 @@ def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _environment(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
     for name in sorted(was.keys() | now.keys()):
         before, after = was.get(name, "not recorded"), now.get(name, "not there")
-        # Scoring again records none of these, and earlier versions recorded no devices.
-        is_missing = name in (DEVICES, *REPEATED) and not (name in was and name in now)
+        # Scoring again does not record all of these, nor did earlier versions.
+        is_missing = name in _MAY_LACK and not (name in was and name in now)
         if before == after or name in (PRESET, PURPOSE) or is_missing:
             continue
         if name.startswith(_DATA):

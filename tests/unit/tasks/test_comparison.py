@@ -85,6 +85,12 @@ def test_a_setting_of_a_section_is_named_and_the_cluster_is_none():
     ]
 
 
+@pytest.mark.parametrize("fact", ["digest reward", "digest evaluation.judge"])
+def test_a_judges_file_that_one_run_does_not_record_is_no_difference(fact: str):
+    recorded = reference(environment=environment(**{fact: "4" * 64}))
+    assert compare(reference(), recorded, 0).causes == compare(recorded, reference(), 0).causes == []
+
+
 def test_another_version_of_the_rewards_file_is_named():
     was, now = (reference(environment=environment(**{"digest reward": digit * 64})) for digit in "45")
     assert compare(was, now, 0).causes == [

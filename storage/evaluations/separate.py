@@ -223,10 +223,9 @@ def difference_of(
     for early, late in pairs:
         by_prompt[late.unit].append((late.score - early.score, float(late.exact) - float(early.exact)))
     figures = tagged_figures(by_prompt, lowest=-1.0)
-    judges = [
-        (config.evaluation.judge, config.evaluation.options, side.environment.get(JUDGE_DIGEST))
-        for config, side in ((old, before[0]), (new, after[0]))
-    ]
+    judges = [(config.evaluation.judge, config.evaluation.options) for config in (old, new)]
+    versions = {side.environment.get(JUDGE_DIGEST) for side, _ in (before, after)} - {None}
+    same_judge = judges[0] == judges[1] and len(versions) < 2
     return {
         "before": before[0].evaluation_id,
         "after": after[0].evaluation_id,
@@ -242,7 +241,7 @@ def difference_of(
                 "interval": None if math.isinf(change.low) else [change.low, change.high],
             }
             for change in image_changes(pairs)
-            if change.name != JUDGE or judges[0] == judges[1]  # figures of two judges do not compare
+            if change.name != JUDGE or same_judge  # figures of two judges do not compare
         },
     } | (figures if after[0].gives_verdict else graded(figures))
 

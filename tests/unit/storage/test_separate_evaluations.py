@@ -169,6 +169,17 @@ def test_two_versions_of_a_rewards_file_do_not_compare(store: EvaluationStore):
     assert compare_evaluations(store.home, "unknown", "after")["pairs"] == 1, "recorded without the digest"
 
 
+def test_the_second_judges_figures_compare_unless_its_file_is_known_to_differ(store: EvaluationStore):
+    for key, digest in (("before", "1" * 64), ("after", "2" * 64), ("unknown", "")):
+        facts = {"digest evaluation.judge": digest} if digest else {}
+        made = evaluation(key, None, 1.0, evaluation={"judge": "jpeg"})
+        judged = dataclasses.replace(image(0, 0, 1.0), figures={"judge": 0.5})
+        store.commit(dataclasses.replace(made, environment=facts), [judged])
+    assert "judge" not in compared(store)["quality"]
+    for before, after in (("unknown", "after"), ("before", "unknown")):
+        assert "judge" in compare_evaluations(store.home, before, after)["quality"]
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> RunStore:
     recorded = RunStore(Home(tmp_path / "home"))

@@ -19,7 +19,7 @@ from tests.dashboard_page import opened_page, page_file, pictures, read_anew, se
 from tests.sample_run import evaluation_record, iteration_record
 from tests.sample_seeds import explored
 from tests.tampering import set_run
-from ui.pages.runs.data import first_compared, of_one_scale
+from ui.pages.runs.data import first_compared, load_table, of_one_scale
 from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -85,8 +85,17 @@ def test_scores_of_other_rewards_and_base_models_are_not_drawn_beside_them(page:
     assert not page.exception
     (told,) = (info.value for info in page.info)
     assert "Not drawn: glyphs-1" in told.replace("\\", "") and "choose them by themselves" in told
-    table = pd.DataFrame({"run_id": ["a", "b", "c"], "scale": ["x", "y", "x"]})
+    table = pd.DataFrame({"run_id": ["a", "b", "c"], "scale": ["x", "y", "x"], "reward_file": ""})
     assert of_one_scale(table, ["b", "a", "c"]) == (["b"], ["a", "c"])
+
+
+def test_two_versions_of_a_rewards_file_are_not_drawn_together_and_an_unknown_one_passes(store: RunStore):
+    for run_id, digest in (("old", ""), ("one", "1" * 64), ("other", "2" * 64), ("again", "1" * 64)):
+        facts = {"digest reward": digest} if digest else {}
+        store.create_run(run_id, RunConfig(), facts, os.getpid())
+    table = load_table(store.home.path)
+    assert of_one_scale(table, ["old", "one", "other", "again"]) == (["old", "one", "again"], ["other"])
+    assert of_one_scale(table, ["other", "old", "one"]) == (["other", "old"], ["one"])
 
 
 def test_the_compared_runs_and_the_figure_are_kept_in_the_address(page: AppTest):

@@ -41,9 +41,10 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
         checks: the same for runs that are part of a check, and simulated ones.
 
     Columns: those of `storage.record.queries.runs.run_overview`, and preset, reward, strategy, task
-    (subject and held-out prompts of the judgement), scale (see `of_one_scale`), modelled (True if its dollars
-    are), verdicts (True if its reward may call an image exact; otherwise exact_now is NaN), purpose (the
-    check that it is part of; empty for most), tags, note, archived, of (number of all such runs).
+    (subject and held-out prompts of the judgement), scale and reward_file (see `of_one_scale`), modelled
+    (True if its dollars are), verdicts (True if its reward may call an image exact; otherwise exact_now is
+    NaN), purpose (the check that it is part of; empty for most), tags, note, archived, of (number of all such
+    runs).
     """
     with RunStore(Home(home)).reading() as connection:
         latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
@@ -67,7 +68,7 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
 
 
 NO_PRESET = "–"  # mark of a run without a preset, or of a version that recorded none
-_FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled", "verdicts", "purpose")
+_FACTS = ("preset", "reward", "strategy", "task", "scale", "reward_file", "modelled", "verdicts", "purpose")
 _SEARCHED = ("run_id", "purpose", "preset", "reward", "strategy")
 
 
@@ -82,13 +83,13 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     reward, prompts = setting("reward", "scorer"), setting("prompts", "evaluate")
     known = settings["reward"] if isinstance(settings.get("reward"), dict) else {}
     judged_by = {key: value for key, value in known.items() if key != "signal"}  # whatever is learned from it
-    judged_by["file"] = environment.get(REWARD_DIGEST)
     return {
         "preset": environment.get(PRESET) or NO_PRESET,
         "reward": reward,
         "strategy": setting("exploration", "strategy"),
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
         "scale": f"{json.dumps(judged_by, sort_keys=True)} from {setting('model', 'path')}",
+        "reward_file": environment.get(REWARD_DIGEST, ""),
         "modelled": is_modelled(settings, environment),
         "verdicts": gives_verdict(environment),
         "purpose": environment.get(PURPOSE, ""),
@@ -96,9 +97,14 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the runs whose scores compare with the first one's, by reward and base model, and the others."""
-    scales = dict(zip(table["run_id"], table["scale"], strict=True))
-    same = [run_id for run_id in chosen if scales[run_id] == scales[chosen[0]]]
+    """Return the runs whose scores compare with the first one's, by reward and base model, and the others.
+
+    The reward's file is the same in all, as far as it is known: an earlier version recorded no digest of it.
+    """
+    rows = table.set_index("run_id").loc[[*chosen]]
+    alike = rows.loc[rows["scale"] == rows["scale"].iloc[0], "reward_file"]
+    known = [digest for digest in alike if digest]
+    same = alike.index[alike.isin(["", *known[:1]])].tolist()
     return same, [run_id for run_id in chosen if run_id not in same]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id
 from flows.server.dashboards import way_to_dashboard
 from storage.config.run_config import RunConfig
+from storage.environment import REWARD_DIGEST
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore, check_iterations, check_resumable
@@ -78,6 +80,7 @@ def compare_strategies(
     for each in planned:
         if each.run_id in known:
             _refuse_unless_fitting(each, known[each.run_id])
+    _refuse_two_rewards(planned, known)
     for number, each in enumerate(planned, 1):
         reporter().note(f"run {number} of {len(planned)}: {each.run_id}")
         row = known.get(each.run_id)
@@ -86,6 +89,7 @@ def compare_strategies(
         elif row.config.iterations < iterations or row.status != "finished":
             more = iterations if row.config.iterations < iterations else None
             start.resume(each.run_id, iterations=more, cluster=cluster, ray_address=ray_address)
+    _refuse_two_rewards(planned, {row.run_id: row for row in store.runs()})  # it may have changed meanwhile
     _show(home, planned, as_json)
 
 
@@ -119,6 +123,24 @@ def _refuse_unless_fitting(planned: _Planned, row: RunRow) -> None:
         check_iterations(row, iterations)
     elif row.status != "finished":
         check_resumable(row)
+
+
+def _refuse_two_rewards(planned: list[_Planned], known: Mapping[str, RunRow]) -> None:
+    """Refuse runs judged by two versions of the reward's file: as recorded, or today's for a new run."""
+    from tasks.inputs import judge_digests
+
+    first: dict[str, str] = {}
+    for each in planned:
+        row = known.get(each.run_id)
+        digest = (judge_digests(each.config) if row is None else row.environment).get(REWARD_DIGEST)
+        if digest is not None:  # an earlier version recorded none
+            first.setdefault(digest, each.run_id)
+    if len(first) > 1:
+        judged = " and ".join(f"{run_id!r} (SHA-256 {digest[:12]})" for digest, run_id in first.items())
+        raise ConfigurationError(
+            f"the file of reward.scorer = {planned[0].config.reward.scorer!r} differs between runs {judged}; "
+            "their scores do not compare: put the old file back, or choose another --name"
+        )
 
 
 def _show(home: Home, planned: list[_Planned], as_json: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from storage.config.exploration import ExplorationConfig
-from storage.environment import MODELLED, is_modelled
+from storage.environment import MODELLED, REWARD_DIGEST, is_modelled
 from storage.evaluations.figures import over_seeds, tagged_estimates
 from storage.record.queries.comparisons import without_seed
 from storage.record.reading import RecordConnection
@@ -74,14 +74,17 @@ class _Course:
 def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
     """Return the runs by strategy and seed; empty unless they differ in nothing else, and two share a seed.
 
-    Their name and cluster may differ too. The default comes first, which explores nothing, then the others in
-    the order of the runs.
+    Their name and cluster may differ too, and not every run records the digest of its reward's file. The
+    default comes first, which explores nothing, then the others in the order of the runs.
     """
-    configs = dict(connection.execute("SELECT run_id, config FROM runs").fetchall())
+    rows = connection.execute("SELECT run_id, config, environment FROM runs").fetchall()
+    recorded = {run_id: (config, json.loads(environment)) for run_id, config, environment in rows}
     arms: dict[str, dict[int, str]] = {}
     common: list[Any] = []
+    reward_files: set[str | None] = set()
     for run_id in run_ids:
-        settings, seed = without_seed(configs.get(run_id, "{}"))
+        config, environment = recorded.get(run_id, ("{}", {}))
+        settings, seed = without_seed(config)
         exploration = settings.get("exploration")
         exploration = exploration if isinstance(exploration, dict) else {}
         strategy = exploration.get("strategy")
@@ -90,7 +93,10 @@ def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
         others = {key: value for key, value in exploration.items() if key not in ("strategy", "options")}
         common.append(settings | {"exploration": others})
         arms.setdefault(strategy, {})[seed] = run_id
+        reward_files.add(environment.get(REWARD_DIGEST))
     if len(arms) < 2 or any(settings != common[0] for settings in common):
+        return {}
+    if len(reward_files - {None}) > 1:
         return {}
     ordered = sorted(arms, key=lambda strategy: strategy != _WITHOUT)
     with_pairs = [name for name in ordered if arms[name].keys() & arms[ordered[0]].keys()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +25,8 @@ from storage.record.records import (
     StateInterval,
 )
 from storage.record.run_store import RunStore
+from tasks.inputs import judge_digests
+from tests.tampering import set_run
 
 PROMPTS = 60
 
@@ -150,6 +153,16 @@ def test_runs_that_differ_otherwise_are_no_comparison_of_strategies(store: RunSt
         assert strategy_arms(connection, ["plain"]) == {}
 
 
+def test_runs_judged_by_two_versions_of_a_rewards_file_are_no_comparison_of_strategies(store: RunStore):
+    for run_id, strategy, digest in (("a", "plain", "1"), ("b", "stale", "2"), ("c", "off_policy", "")):
+        recorded(store, run_id, strategy, (0.1, 0.1))
+        set_run(store, run_id, environment={"digest reward": digest * 64} if digest else {})
+    with store.reading() as connection:
+        assert strategy_arms(connection, ["a", "b"]) == {}
+        assert strategy_arms(connection, ["a", "b", "c"]) == {}
+        assert strategy_arms(connection, ["a", "c"]) == {"plain": {0: "a"}, "off_policy": {0: "c"}}
+
+
 class _Runs:
     """Stand-in for the training: records each run as finished, except those that are to fail once."""
 
@@ -175,7 +188,8 @@ class _Runs:
         if any(row.run_id == run_id for row in store.runs()):
             store.resume_run(run_id, os.getpid())
         else:
-            store.create_run(run_id, config, {"preset": preset}, os.getpid())
+            facts = {"preset": preset, **judge_digests(config)}
+            store.create_run(run_id, config, facts, os.getpid())
             evaluated(store, run_id, 0, [0.2] * PROMPTS)
         if run_id in self.fails:
             self.fails.remove(run_id)
@@ -219,6 +233,29 @@ def test_a_comparison_goes_on_where_it_was_cut_off(
     assert "--iterations 6 or more" in compared(capsys, monkeypatch, "--iterations", "5")
     compared(capsys, monkeypatch, "--iterations", "8")
     assert runs.began[5:] == [(run_id, 8) for run_id in pairs[:2]], "finished runs go on"
+
+
+def test_a_rewards_file_that_changes_between_the_runs_is_refused(
+    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def r(image, prompt):\n    return 1.0\n")
+    old, new = mine.read_text(), mine.read_text() + "# changed\n"
+    runs = _Runs(monkeypatch)
+    runs.fails = {"glyphs-strategies-off_policy-0"}
+    given = ("--iterations", "2", "--set", f"reward.scorer={mine}:r")
+    assert "by a test" in compared(capsys, monkeypatch, *given)
+    shutil.rmtree(store.home.run("glyphs-strategies-off_policy-0"))
+    mine.write_text(new)
+    refused = compared(capsys, monkeypatch, *given)
+    assert "mine.py:r' differs between runs 'glyphs-strategies-plain-0' (SHA-256 " in refused
+    assert len(runs.began) == 2, "before anything is trained"
+    mine.write_text(old)
+    assert "compare=" in compared(capsys, monkeypatch, *given)
+    mine.write_text(new)
+    assert "compare=" in compared(capsys, monkeypatch, *given), "all runs are there, of one version"
+    set_run(store, "glyphs-strategies-plain-0", environment={"digest reward": "2" * 64})
+    assert f"(SHA-256 {'2' * 12}) and " in compared(capsys, monkeypatch, *given)
 
 
 def test_a_preset_that_explores_is_compared_with_its_own_strategy(

@@ -47,11 +47,11 @@ def model_card(
     """
     config, environment = row.config, row.environment
     kind = f"LoRA, rank {config.adaptation.rank}" if config.adaptation.mode == "lora" else "all weights"
-    reward = _public(config.reward.scorer)
+    reward = public(config.reward.scorer)
     if REWARD_DIGEST in environment:
         reward = _file(config.reward.scorer, environment, REWARD_DIGEST)
     if config.reward.options:
-        reward += f" {json.dumps(_public(config.reward.options))}"
+        reward += f" {json.dumps(public(config.reward.options))}"
     modelled = result["prices"] == "modelled"
     prices = "modelled: no device was rented" if modelled else "at the run's prices"
     adapter = _file(config.model.adapter, environment, "digest adapter")
@@ -59,7 +59,7 @@ def model_card(
     is_later = bool(curve) and curve[-1][0] != iteration
     when = f" (the later one of iteration {curve[-1][0]}, not of these weights)" if is_later else ""
     facts = {
-        "Base model": f"`{config.model.path}` ({config.model.family})",
+        "Base model": f"`{public(config.model.path)}` ({config.model.family})",
         **({"Started from": f"{adapter}, {shared} in the reference policy"} if config.model.adapter else {}),
         "Trained": f"{kind}, by {objective}; the moving average after iteration {iteration} of "
         f"{config.iterations}, policy of run `{row.run_id}`",
@@ -76,7 +76,7 @@ def model_card(
     }
     table = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     exact = '; "exact" is the share of images that do all that their prompt asks' * ("exact_after" in result)
-    settings = {name: _public(value) for name, value in differences(config).items() if name in _SHOWN}
+    settings = {name: public(value) for name, value in differences(config).items() if name in _SHOWN}
     return (
         f"---\n{_front_matter(config, licence, edits)}---\n\n"
         f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "
@@ -116,14 +116,21 @@ def curve_picture(curve: _Curve) -> str:
     )
 
 
-def _public(value: Any) -> Any:
+def public(value: Any) -> Any:
     """Return settings without addresses of servers, names of their keys, and folders of this machine."""
     if isinstance(value, str) and value.startswith("/"):
-        return value.rpartition("/")[2] or value
+        return value.rstrip("/").rpartition("/")[2] or value
     if isinstance(value, Mapping):
-        shown = {name: each for name, each in value.items() if name not in ("url", "key_variable")}
-        return {_public(name): _public(each) for name, each in shown.items()}
-    return [_public(each) for each in value] if isinstance(value, (list, tuple)) else value
+        found: dict[str, Any] = {}
+        for name, each in value.items():
+            if name in ("url", "key_variable"):
+                continue
+            key, count = public(name), 1
+            while (numbered := f"{key} ({count})" if count > 1 else key) in found:
+                count += 1  # files of the same name in two folders
+            found[numbered] = public(each)
+        return found
+    return [public(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _picture(curve: _Curve) -> str:
@@ -142,7 +149,7 @@ def _evidence(row: RunRow) -> str:
 
 
 def _file(path: str, environment: Mapping[str, str], digest: str) -> str:
-    return f"`{_public(path)}` (SHA-256 `{environment.get(digest, 'unknown')[:12]}`)"
+    return f"`{public(path)}` (SHA-256 `{environment.get(digest, 'unknown')[:12]}`)"
 
 
 def _pair(result: Mapping[str, Any], name: str) -> str:

@@ -27,7 +27,7 @@ from storage.errors import (
     quoted,
 )
 from storage.home import Home
-from storage.model_card import CURVE, curve_picture, model_card
+from storage.model_card import CURVE, curve_picture, model_card, public
 from storage.record.checkpoints import CheckpointStore
 from storage.record.results import held_out_curve, run_result
 from storage.record.run_store import RunStore, refuse_simulated
@@ -144,7 +144,7 @@ def _write_adapters(model: ModelConfig, adaptation: AdaptationConfig, state: Wei
 
     family = family_of(model)
     write_lora(family.pipeline(), out, state, adaptation)
-    return _python(family.adapter_usage(model.path), f"`FOLDER` holds `{LORA_FILE}`.")
+    return _python(family.adapter_usage(public(model.path)), f"`FOLDER` holds `{LORA_FILE}`.")
 
 
 def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:
@@ -163,7 +163,7 @@ def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:
         f"import torch\nfrom diffusers import {pipeline}, {transformer}\n\n"
         f'transformer = {transformer}.from_pretrained("FOLDER", subfolder="transformer", '
         "torch_dtype=torch.bfloat16)\n"
-        f"pipe = {pipeline}.from_pretrained({config.model.path!r}, transformer=transformer, "
+        f"pipe = {pipeline}.from_pretrained({public(config.model.path)!r}, transformer=transformer, "
         "torch_dtype=torch.bfloat16)"
     )
 

@@ -18,6 +18,7 @@ from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import load_model
 from storage.config.run_config import RunConfig
 from storage.home import Home
+from storage.model_card import public
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tasks.export import export_run
@@ -78,12 +79,13 @@ def test_a_familys_run_gives_what_its_pipeline_loads(home: Home, tmp_path: Path)
     assert difference(run_sampler(policy.model, config), expected) <= EXACT
     card = (out / "README.md").read_text(encoding="utf-8")
     for part in (
-        f"| Base model | `{folder}` (sd3.5) |", 'license: "unknown"',
-        "StableDiffusion3Pipeline.from_pretrained", "`abc123`",
+        "| Base model | `model` (sd3.5) |", 'license: "unknown"',
+        "StableDiffusion3Pipeline.from_pretrained('model', ", "`abc123`",
         "LoRA, rank 4, by Flow-GRPO", "iteration 2 of 40", "| Reward | ocr, graded |", "builtin:glyphs-train",
     ):  # fmt: skip
         assert part in card, part
     assert "Score before → after | 0." in card
+    assert str(tmp_path) not in card
     assert "base_model:" not in card, "the hub refuses a folder"
     assert "after iteration 2](curve.svg)" in card and '"family": "sd3.5"' in card
     ET.fromstring((out / "curve.svg").read_text(encoding="utf-8"))
@@ -137,6 +139,26 @@ def test_the_card_names_no_folder_of_this_machine(home: Home, tmp_path: Path):
         assert f"(SHA-256 `{'e' * 12}`)" in card
 
 
+def test_parts_of_the_same_file_name_all_stay_on_the_card():
+    parts = {"/a/m.py:r": 1.0, "jpeg": 2.0, "/b/m.py:r": 3.0, "/c/m.py:r": 4.0}
+    assert public({"parts": parts, "url": "http://judge"}) == {
+        "parts": {"m.py:r": 1.0, "jpeg": 2.0, "m.py:r (2)": 3.0, "m.py:r (3)": 4.0}
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("/x/y/", "y"),
+        ("/x/y", "y"),
+        ("/", "/"),
+        ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-dev"),
+    ],
+)
+def test_a_folder_is_shown_by_its_last_name_alone(value: str, shown: str):
+    assert public(value) == shown
+
+
 def test_a_familys_whole_transformer_can_be_loaded(home: Home, tmp_path: Path):
     folder = save_pipeline("flux", tmp_path / "model")
     config = family_config("flux", folder, adaptation={"mode": "full"})
@@ -146,3 +168,5 @@ def test_a_familys_whole_transformer_can_be_loaded(home: Home, tmp_path: Path):
     transformer = loaded.from_pretrained(str(tmp_path / "whole"), subfolder="transformer")
     for name, weight in transformer.named_parameters():
         assert np.array_equal(weight.detach().numpy(), policy.state()[name]), name
+    card = (tmp_path / "whole/README.md").read_text("utf-8")
+    assert "FluxPipeline.from_pretrained('model', " in card and str(tmp_path) not in card

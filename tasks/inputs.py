@@ -78,7 +78,10 @@ def _judge_files(config: RunConfig) -> dict[str, list[Path]]:
         REWARD_DIGEST: [reward.name, *(part.name for part in reward.judges)],
         JUDGE_DIGEST: [judge.name] if judge else [],
     }
-    found = {fact: [*dict.fromkeys(filter(None, map(SCORERS.source, some)))] for fact, some in names.items()}
+    found = {
+        fact: [*dict.fromkeys(file for name in some for file in SCORERS.sources(name))]
+        for fact, some in names.items()
+    }
     return {fact: files for fact, files in found.items() if files}
 
 

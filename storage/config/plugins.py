@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -100,10 +101,18 @@ class Registry(Generic[Kind]):
             return self._own[name]
         return self._imported(name, self._path(name, setting), setting)
 
-    def source(self, name: str) -> Path | None:
-        """Return the file of the module of a thing that was found; None for the project's own things."""
-        file = None if name in self._own else _module(self._path(name, "")).__file__
-        return Path(file) if file is not None and os.path.isfile(file) else None  # it may lie in an archive
+    def sources(self, name: str) -> list[Path]:
+        """Return the files of a thing that was found; none for the project's own things.
+
+        The first is its module's; the second that of its code, if it is written elsewhere and imported there.
+        """
+        if name in self._own:
+            return []
+        path = self._path(name, "")
+        found = _named(path)
+        files = (_module(path).__file__, _code_file(getattr(found, "build", found)))
+        # A module may lie in an archive.
+        return [Path(file) for file in dict.fromkeys(files) if file is not None and os.path.isfile(file)]
 
     def _path(self, name: str, setting: str) -> str:
         """Return `package.module:Name` or `path/to/file.py:Name` of a name that is not the project's own."""
@@ -154,9 +163,7 @@ class Registry(Generic[Kind]):
     def _imported(self, name: str, path: str, setting: str) -> Kind:
         said = f"{self._given(name, setting)}: "
         try:
-            found: Any = _module(path)
-            for part in path.rpartition(":")[2].split("."):
-                found = getattr(found, part)
+            found = _named(path)
         # The module is third-party code: what it raises while it is imported is not known.
         except (Exception, SystemExit) as error:  # a script without a guard ends itself
             raise ConfigurationError(f"{said}{self._not_imported(path, error)}") from error
@@ -205,6 +212,23 @@ def absolute_name(name: str) -> str:
 
 def _absolute(file: str) -> str:
     return os.path.abspath(os.path.expanduser(file))
+
+
+def _named(path: str) -> Any:
+    """Import what `package.module:Name` or `path/to/file.py:Name` names."""
+    found: Any = _module(path)
+    for part in path.rpartition(":")[2].split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _code_file(thing: Any) -> str | None:
+    """Return the file in which a function or class is written, below its decorators; None if unknown."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(thing))
+    except (TypeError, ValueError):  # another object, or it wraps itself
+        return None
+    return None if file == __file__ else file  # `lazily` makes a function of this file
 
 
 def _module(path: str) -> ModuleType:

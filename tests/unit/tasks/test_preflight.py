@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from gpu_runtime.models import loading
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.models.embedded.model import EmbeddedModel
+from gpu_runtime.rewards.registry import SCORERS
 from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_with_sources
 from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
@@ -250,6 +251,41 @@ def test_the_file_of_a_reward_is_an_input(copied_config: RunConfig, tmp_path: Pa
         refuse_changed_inputs(facts, alone)
     with pytest.raises(ConfigurationError, match=r"reward in .*mine\.py, .*others\.py \(SHA-256 "):
         refuse_changed_inputs(of_parts, summed)
+
+
+def test_a_reward_that_a_package_imports_from_another_file_is_known_by_both(
+    copied_config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    package = tmp_path / "reexporting"
+    package.mkdir()
+    (package / "__init__.py").write_text("from reexporting.impl import blue, plugin\n")
+    impl = package / "impl.py"
+    impl.write_text(
+        "from gpu_runtime.rewards.registry import ScorerPlugin\n\n\n"
+        "def blue(image, prompt):\n    return 1.0\n\n\n"
+        "class Judge:\n    pass\n\n\nplugin = ScorerPlugin(Judge)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("reexporting:blue", "reexporting:plugin"):
+        config = copied_config.model_copy(update={"reward": RewardConfig(scorer=name)})
+        facts = input_digests(config)
+        impl.write_text(impl.read_text() + "# changed\n")
+        with pytest.raises(ConfigurationError, match=r"reward in .*__init__\.py, .*impl\.py \(SHA-256 "):
+            refuse_changed_inputs(facts, config)
+
+
+def test_the_code_of_a_decorated_or_lazy_reward_in_one_file_is_that_file(tmp_path: Path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import torch\nfrom gpu_runtime.rewards.registry import ScorerPlugin\n"
+        "from storage.config.plugins import lazily\n\n\n"
+        "@torch.no_grad()\ndef blue(image, prompt):\n    return 1.0\n\n\n"
+        "class Judge:\n    def __call__(self, image, prompt):\n        return 1.0\n\n\n"
+        "called, lazy = Judge(), ScorerPlugin(lazily('mine:Judge'))\n"
+    )
+    for name in ("blue", "called", "lazy"):
+        assert SCORERS.find(f"{mine}:{name}")
+        assert SCORERS.sources(f"{mine}:{name}") == [mine]
 
 
 def test_weights_are_read_once_until_they_change(copied_config: RunConfig, tmp_path: Path, monkeypatch):

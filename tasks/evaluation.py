@@ -78,7 +78,8 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: b
                 f"run {run_id!r} has no checkpoint in {home.path} to be scored; resume it with `spotlight "
                 f"resume {run_id}`, or train it again"
             )
-    with open_cluster(config, home.logs / "evaluate") as cluster, Runtime(config, cluster) as runtime:
+    output = home.logs / "evaluate" / str(os.getpid())
+    with open_cluster(config, output) as cluster, Runtime(config, cluster) as runtime:
         if checkpoint is not None:
             runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
         whole = runtime.evaluate_prompts

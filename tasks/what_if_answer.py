@@ -54,8 +54,8 @@ class WhatIf:
 
     @property
     def evidence(self) -> str:
-        """`counted` if steps were counted from operations and bytes, else `modelled`: all is simulated."""
-        return self.asked.profile.run_evidence
+        """`counted` if times were, from operations and bytes, but `modelled` with measured steps."""
+        return self.asked.profile.evidence_of_runs(self.asked.config.sequence_parallel.largest > 1)
 
     @property
     def sharing(self) -> dict[str, int | str]:
@@ -164,17 +164,18 @@ def headline(result: WhatIf) -> str:
     best, offer = result.best or result.answers[0], result.asked.offer
     return (
         f"{best.policy.name}: {run_in_words(best)} for {result.asked.config.iterations} iterations on "
-        f"{offer.reserved} reserved and {offer.spot} spot devices, {result.asked.profile.run_in_words}."
+        f"{offer.reserved} reserved and {offer.spot} spot devices, "
+        f"{result.asked.profile.runs_in_words(result.asked.config.sequence_parallel.largest > 1)}."
     )
 
 
-def goal_in_words(goal: Goal, profile: Profile) -> str:
+def goal_in_words(goal: Goal, basis: str) -> str:
     """Return the fewest spot devices with which a run ends in time, and its time and dollars."""
     if goal.found is None:
         said = f"No number of spot devices up to {goal.tried[-1][0]} that was tried ends in {goal.hours:g} h"
     else:
         said = f"{goal.found[0]} spot devices end in {goal.hours:g} h: {run_in_words(goal.found[1])}"
-    return f"{said}; medians, lowest and highest of the futures, {profile.run_in_words}."
+    return f"{said}; medians, lowest and highest of the futures, {basis}."
 
 
 def run_in_words(answer: PolicyAnswer) -> str:

@@ -125,7 +125,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     lines = [
         f"{instead.name}: {_gib(instead.low, instead.high)} GiB instead",
         f"{config.iterations} iterations, all devices on demand and training, "
-        f"{size.profile.run_in_words} (low to high):",
+        f"{size.profile.runs_in_words(shared=False)} (low to high):",
         *(f"  {devices} x {kind}: {_time_in_words(hours, usd)}" for devices, hours, usd in size.times),
         *([size.no_price] if size.no_price else []),
         f"a denoising step: {size.profile.step.source}; assumed: {assumed}",

@@ -86,7 +86,7 @@ def what_if(
     home = Home.from_environment()
     asked = Simulation(home, config, question)
     if hours is not None:
-        _show_goal(asked.spot_for(hours), asked.asked.profile, as_json)
+        _show_goal(asked.spot_for(hours), asked.asked.profile, config.sequence_parallel.largest > 1, as_json)
         return
     compared = asked.policies()
     if timeline is None and policy is not None and not record:
@@ -115,14 +115,19 @@ def what_if(
         typer.echo(f"entered as run {run_id}", err=True)
 
 
-def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
+def _show_goal(goal: Goal, profile: Profile, shared: bool, as_json: bool) -> None:
     """Print the fewest spot devices with which a run ends in time, and what was tried."""
     from tasks.what_if_answer import goal_in_words, profile_in_words, run_in_words
 
-    said = goal_in_words(goal, profile)
+    said = goal_in_words(goal, profile.runs_in_words(shared))
     basis = [f"prices: {goal.prices}", *profile_in_words(profile)]
     if as_json:
-        answer = {"modelled": True, "evidence": profile.run_evidence, "answer": said, "basis": basis}
+        answer = {
+            "modelled": True,
+            "evidence": profile.evidence_of_runs(shared),
+            "answer": said,
+            "basis": basis,
+        }
         typer.echo(json.dumps({**answer, "goal": goal.to_json()}))
         return
     screen = console()

@@ -111,6 +111,7 @@ def draw_faults(
     Returns:
         Timed faults in order of time, then triggered ones in order of iteration and phase.
     """
+    assert kinds, "none could be drawn"
     source = random.Random(seed)
     dealt: list[FaultKind] = []
     while len(dealt) < count:

@@ -41,7 +41,7 @@ class LocalCluster(Cluster):
     workers, and no other process is needed.
 
     Args:
-        output: folder of a file per slot for what its workers print; None keeps only the end, in memory.
+        output: folder for what its workers print, a file per name; None keeps only the end, in memory.
 
     Raises:
         ConfigurationError: on systems other than Linux.

@@ -18,7 +18,7 @@ _PR_SET_NAME = 15
 _STDOUT = 1
 
 _MOST_OUTPUT_BYTES = 1 << 20
-"""Size from which the file of what a worker prints is cut to its second half, after a call."""
+"""Size from which the file of what a worker prints is cut to its last half of that, after a call."""
 
 
 @dataclass(frozen=True)

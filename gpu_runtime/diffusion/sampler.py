@@ -141,12 +141,12 @@ class Sampler:
         asked = list(requests)
         wanted = [(request.prompt, request.source) for request in asked]
         distinct, cache = dict.fromkeys(wanted), self._prompt_cache
-        rows = {prompt: cache.pop(prompt) for prompt in distinct if prompt in cache}
-        if new := [prompt for prompt in distinct if prompt not in rows]:
+        if new := [prompt for prompt in distinct if prompt not in cache]:
             # Together, as a model may have to fetch its encoders first.
             encoded = self._encoded(new, self._model_of(asked[0])).to("cpu")
-            rows |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
-            self._cached_bytes += sum(rows[prompt].nbytes for prompt in new)
+            cache |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
+            self._cached_bytes += sum(cache[prompt].nbytes for prompt in new)
+        rows = {prompt: cache.pop(prompt) for prompt in distinct}
         cache |= rows  # the last ones used are the last ones in it
         while self._cached_bytes > _PROMPTS_BYTES and len(cache) > len(rows):
             self._cached_bytes -= cache.pop(next(iter(cache))).nbytes

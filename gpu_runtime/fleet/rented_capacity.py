@@ -53,7 +53,7 @@ class RentedCapacity:
         self._notes: list[str] = []
         self._rolled_out_at_s: float | None = None
         self._evaluation_s = 0.0
-        self._decide(0, 1, 1)
+        self._decide(0, 1, 1, 0.0)
         self.look(at_once=True)
 
     def decide(
@@ -76,7 +76,7 @@ class RentedCapacity:
         self.look(at_once=True)
         self._give_back()
 
-    def _decide(self, batches: int, left: int, reserved: int, used_beside: float = 0.0) -> None:
+    def _decide(self, batches: int, left: int, reserved: int, used_beside: float) -> None:
         price, wanted_before = self._price, self._wanted
         terms = RentingTerms(
             reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, used_beside

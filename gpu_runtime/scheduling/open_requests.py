@@ -58,7 +58,8 @@ class LiveLease(Generic[RequestT]):
 class LeaseBook(Generic[RequestT]):
     """The valid leases, one a worker, in the order in which they expire.
 
-    All leases last equally long and time only grows, so the one granted or renewed last expires last.
+    All leases last equally long, so by a clock that never steps back the one granted or renewed last expires
+    last.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from storage.errors import SchedulingError
 
 
 class RequestKind(StrEnum):
-    """The purpose of an image, which decides its steps, its noise and its priority."""
+    """The purpose of an image, which decides its steps and its noise."""
 
     ROLLOUT = "rollout"
     EVALUATE = "evaluate"

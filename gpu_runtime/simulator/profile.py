@@ -322,17 +322,21 @@ class Profile(_Part):
         """True if some of its figures were counted, on either kind of device."""
         return "counted" in self.evidence or (self.spot is not None and self.spot.is_counted)
 
-    @property
-    def run_evidence(self) -> Literal["modelled", "counted"]:
-        """Evidence of a run simulated from it: `counted` if its steps are no better."""
-        return "counted" if self.is_counted and self.step.evidence != "measured" else "modelled"
+    def has_measured_steps(self, shared: bool) -> bool:
+        """Return True if steps were measured, on both kinds of devices; if `shared`, those of groups too."""
+        of_groups = all(step.evidence in (None, "measured") for step in self.steps)
+        spot = self.spot is None or self.spot.has_measured_steps(shared)
+        return self.step.evidence == "measured" and (of_groups or not shared) and spot
 
-    @property
-    def run_in_words(self) -> str:
-        """The same for a sentence about a run."""
-        if self.step.evidence == "measured":
+    def evidence_of_runs(self, shared: bool) -> Literal["modelled", "counted"]:
+        """Return `counted` for runs that are simulated from counted times, unless steps were measured."""
+        return "counted" if self.is_counted and not self.has_measured_steps(shared) else "modelled"
+
+    def runs_in_words(self, shared: bool) -> str:
+        """Return what the figures of simulated runs rest on, to end a sentence about them."""
+        if self.has_measured_steps(shared):
             return "simulated from measured steps"
-        return f"{self.run_evidence} and not measured"
+        return f"{self.evidence_of_runs(shared)} and not measured"
 
     def counted_ranges(self, batch: int) -> dict[str, dict[str, float]]:
         """Return the counted figures by name, with their ranges' ends in seconds; `step_s` of a batch."""

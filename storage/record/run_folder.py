@@ -3,7 +3,7 @@
     run.json             identity, settings, environment, status, the process that drives it
     notes.json           a person's tags, note and archive mark, and links to other pages
     events.jsonl         events that a person should see and the run's log, one line each, append-only
-    output/              what its local workers and scorers print, a bounded file per slot
+    output/              what its local workers and scorers print, a file each, of 1 MiB or little more
     iteration-000012/    rows of an iteration, a Parquet file per table, and if due its `checkpoint/`
     evaluation-000012/   rows of the held-out evaluation after it
     discarded-0001-iteration-000012/    paid time of an iteration that is done again

@@ -31,8 +31,8 @@ def find_folder(setting: str, name: str) -> Path:
         return Path(snapshot_download(name, local_files_only=True))
     except HFValidationError as error:
         raise ModelError(
-            f"{setting} = {quoted(name)} is no folder here, and cannot be a name of the hub's; name a folder "
-            "that holds the model"
+            f"{setting} = {quoted(name)} is no folder here, and is not a valid model name on the hub; name "
+            "a folder that holds the model"
         ) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(

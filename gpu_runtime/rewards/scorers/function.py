@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -37,10 +38,14 @@ class FunctionScorer(Scorer):
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3); it is never exact."""
-        return self._scored(self._called(Image.fromarray(image_HWC), prompt.text, prompt.metadata))
+        return self._scored(self._called(Image.fromarray(image_HWC), prompt.text, self._row_of(prompt)))
 
     def _called(self, image: Any, prompt: Any, row: Any) -> Any:
         return self._function(image, prompt, **({self.row: row} if self._takes_row else {}))
+
+    def _row_of(self, prompt: PromptRecord) -> dict[str, Any]:
+        """Return a copy, as images of a prompt share its row, and a function may change it."""
+        return copy.deepcopy(prompt.metadata) if self._takes_row else {}
 
     def _scored(self, answer: Any) -> Score:
         try:
@@ -67,7 +72,7 @@ class BatchFunctionScorer(BatchScorer, FunctionScorer):
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Judge uint8 RGB images of shape (H, W, 3), each against its own prompt."""
         pictures, texts = [Image.fromarray(image) for image in images], [prompt.text for prompt in prompts]
-        rows = [prompt.metadata for prompt in prompts]
+        rows = [self._row_of(prompt) for prompt in prompts]
         return [self._scored(answer) for answer in self._called(pictures, texts, rows)]
 
 
@@ -79,7 +84,7 @@ class ClipFunctionScorer(FunctionScorer):
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB clip of shape (F, H, W, 3); an image is a clip of one frame."""
         frames = [Image.fromarray(frame) for frame in frames_of(image_HWC)]
-        return self._scored(self._called(frames, prompt.text, prompt.metadata))
+        return self._scored(self._called(frames, prompt.text, self._row_of(prompt)))
 
 
 def function_scorer(name: str, function: Callable[..., Any], options: FunctionOptions) -> FunctionScorer:

@@ -277,6 +277,23 @@ def test_a_preset_without_a_task_is_asked_about_and_what_stands_in_is_said():
         asked("--preset", "sd3.5-512", *options, "--record")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpu", "H100"), "simulated from measured steps."),
+        (("--gpu", "H100,A100", "--price", "5,2"), "counted and not measured."),
+        (("--gpu", "H100", "--degree", "2", "--per-instance", "2"), "counted and not measured."),
+    ],
+)
+def test_an_answer_rests_on_measured_steps_if_all_that_are_taken_were_measured(
+    options: tuple[str, ...], said: str
+):
+    run = ("--preset", "qwen-image-ocr-512", "--reserved", "2", "--spot", "2", "--iterations", "2")
+    answer = answered(*run, *options, "--policies", "spot", "--windows", "1")
+    assert answer["answer"].endswith(said)
+    assert answer["evidence"] == ("modelled" if "simulated" in said else "counted")
+
+
 def test_a_gpu_has_its_known_price_unless_one_is_given():
     def prices(*more: str) -> tuple[float, float]:
         options = (*QWEN, "--reserved", "1", "--spot", "1", "--policies", "spot", "--windows", "1")

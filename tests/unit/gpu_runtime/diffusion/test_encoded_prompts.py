@@ -38,4 +38,4 @@ def test_prompts_used_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch):
     assert asked(0, 2, 3) == []
     assert asked(1) == [second]
     assert asked(0, 1, 2, 3) == [first], "all that one batch needs, above the bound"
-    assert asked(1) == [] and asked(2) == [third], "the bound holds again after it"
+    assert asked(1) == [] and asked(0) == [first], "the bound holds again after it"

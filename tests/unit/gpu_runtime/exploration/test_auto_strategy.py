@@ -156,6 +156,8 @@ def test_spot_devices_are_of_use_beside_training_until_it_is_known_that_drafts_d
         run.iterate(iteration, waiting)
         used.append(run.strategy.used_beside_training(run.config.runtime))
     assert used == [math.inf, 0.0, 0.0]
+    undecided = Driven()  # follows all_train until its first looks
+    assert undecided.strategy.used_beside_training(run.config.runtime) == math.inf
     drafting = begun(config_of())
     for iteration in (1, 2, 3):
         drafting.iterate(iteration, TRAINING)

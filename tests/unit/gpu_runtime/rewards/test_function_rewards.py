@@ -43,7 +43,7 @@ def one(image):
     return 0
 
 def by_row(image, prompt, row):
-    return row["level"]
+    return row.pop("level")  # of a row of its own: other images of the prompt have theirs
 
 def by_rows(images, prompts, rows):
     return [row["level"] for row in rows]
@@ -94,7 +94,7 @@ def test_a_function_judges_each_image_by_its_prompt(file: Path):
 def test_a_function_sees_the_row_of_its_prompt(file: Path, name: str, values: list[float]):
     scorer = build_scorer(RewardConfig(scorer=f"{file}:{name}"))
     prompts = [replace(one, metadata={"level": one.prompt_id / 2}) for one in PROMPTS]
-    assert [score.value for score in score_each(scorer, IMAGES, prompts)] == values
+    assert [score.value for score in score_each(scorer, IMAGES * 2, prompts * 2)] == values * 2
 
 
 @pytest.mark.parametrize(

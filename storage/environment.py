@@ -28,8 +28,8 @@ GIVES_VERDICT = "reward gives a verdict"
 """Fact stored with a run or an evaluation: `yes`, or `no` if its reward calls no image exact."""
 
 REWARD_DIGEST, JUDGE_DIGEST = "digest reward", "digest evaluation.judge"
-"""Facts stored with a run or an evaluation: SHA-256 of the file of its reward, and of its second judge. They
-are absent for scorers of Spotlight."""
+"""Facts stored with a run or an evaluation: SHA-256 of the files of its reward, and of its second judge. They
+are absent for scorers of Spotlight, and earlier versions recorded none: what is absent counts as equal."""
 
 PRESET = "preset"
 """Fact stored with a run that was started with a preset: its name, or the path of the TOML file as given."""

@@ -63,8 +63,8 @@ def judge_digests(config: RunConfig) -> dict[str, str]:
     """Return SHA-256 of the files in which the reward and the second judge are written.
 
     Returns:
-        `digest reward` and `digest evaluation.judge`; none for a scorer of Spotlight's own. A sum of scorers
-        in several files has the digest of their list.
+        `digest reward` and `digest evaluation.judge`; none for a scorer of Spotlight's own. Several files,
+        of a sum or of a module that imports the scorer from another one, have the digest of their list.
 
     Raises:
         ConfigurationError: a scorer does not exist, or one of its options is wrong.

@@ -56,7 +56,7 @@ def finished(home):
         # Every checkpoint stays, to go back to.
         patch.setattr(tasks.iteration.session, "CheckpointStore", partial(CheckpointStore, keep=7))
         measure(patch, until=2)
-        post_train(load_config("smoke", SETTINGS, {}), "decided", decisions="0 plain")
+        post_train(load_config("smoke", SETTINGS, {}), "decided", repeats={DECISIONS: "0 plain"})
     return RunStore(home)
 
 
@@ -108,7 +108,7 @@ def test_decisions_that_cannot_be_repeated_are_refused_before_a_run_exists(home,
     with pytest.raises(ConfigurationError, match="a cheaper draft is no sample of the policy"):
         reproduce(form, "refused")
     with pytest.raises(ConfigurationError, match="recorded decisions are 'x'"):
-        post_train(load_config("smoke", SETTINGS, {}), "refused", decisions="x")
+        post_train(load_config("smoke", SETTINGS, {}), "refused", repeats={DECISIONS: "x"})
     assert "refused" not in {run.run_id for run in finished.runs()}
 
 
@@ -131,7 +131,7 @@ def test_spot_devices_train_in_the_windows_that_are_decided_and_change_no_bit(ho
         "adaptation.mode=lora",
     ]  # fmt: skip
     for run_id, first in (("on_spot", "all_train"), ("on_reserved", "plain")):
-        post_train(load_config("smoke", shared, {}), run_id, decisions=f"1 {first}, 2 stale")
+        post_train(load_config("smoke", shared, {}), run_id, repeats={DECISIONS: f"1 {first}, 2 stale"})
     trained = rows(
         home,
         "SELECT DISTINCT run_id, iteration FROM worker_states WHERE state = 'train' AND market = 'spot' "

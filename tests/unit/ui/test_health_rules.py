@@ -77,7 +77,7 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     assert found(rules.spot_idle, counted, book).advice.endswith("`exploration.drafts` from 100 to 305.")
     plain = found(rules.spot_idle, view(), book)
     # Measured: where spot devices train too, most tasks take less time than by exploring.
-    assert plain.advice.startswith("Rent fewer spot devices, or let them train")
+    assert plain.advice.startswith("Rent fewer spot devices, let them train")
     assert "`exploration.strategy=stale`" in plain.advice and "docs/measurements.md" in plain.advice
 
 

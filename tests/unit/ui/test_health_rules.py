@@ -76,9 +76,8 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     counted = view(exploration={"strategy": "stale", "drafts": 100})
     assert found(rules.spot_idle, counted, book).advice.endswith("`exploration.drafts` from 100 to 305.")
     plain = found(rules.spot_idle, view(), book)
-    # Measured: where spot devices train too, most tasks take less time than by exploring.
     assert plain.advice.startswith("Rent fewer spot devices, let them train")
-    assert "`exploration.strategy=stale`" in plain.advice and "docs/measurements.md" in plain.advice
+    assert "`exploration.strategy=auto`" in plain.advice and "docs/measurements.md" in plain.advice
 
 
 def test_idle_spot_devices_of_a_run_that_decided_to_stay_plain():

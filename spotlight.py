@@ -121,7 +121,7 @@ class Run:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """One row per held-out evaluation: `iteration`, `score`, `exact` (NaN without verdicts), the time."""
+        """One row per held-out evaluation: `iteration`, `score`, `exact` (or NaN), `ended_at`, ..."""
         return self._frame("runs.score_curve")
 
     @property

@@ -129,7 +129,7 @@ class Reporter:
         return form.format(*shares) if self._gives_verdict else ""
 
     def evaluation(self, record: EvaluationRecord, compared: int) -> None:
-        """Report a finished held-out evaluation, whose score is of the `compared` prompts of each one."""
+        """Report a held-out evaluation, whose score is over the `compared` prompts of all of them."""
         failed = sum(image.error is not None for image in record.images)
         unscored = f", the scorer failed on {failed} of them" if failed else ""
         self.note(
@@ -161,8 +161,11 @@ class Reporter:
         self.note(f"cost at the prices of the settings: ${result['cost_usd']:.2f}{mark}")
         if result["judge_usd"]:
             self.note(f"the judge's answers, at usd_per_image: ${result['judge_usd']:.2f}")
-        if result["groups_dropped"] and not (result["training_steps"] or result["groups_failed"]):
-            self.note("no prompt group had differing scores, so no weight changed; check the reward")
+        if result["groups_dropped"] and not result["training_steps"]:
+            failed = result["groups_failed"]
+            unscored = f", and {failed} were not scored" if failed else ""
+            equal = f"{result['groups_dropped']} prompt groups had equal scores"
+            self.note(f"no weight changed: {equal}{unscored}; check the reward")
 
     def end(self) -> None:
         """Report the end of the run."""

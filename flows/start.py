@@ -10,7 +10,6 @@ import importlib
 import os
 import socket
 from collections.abc import Sequence
-from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,11 @@ from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
 from storage.config.errors import GIVEN_BY
 from storage.config.loading import Given
-from storage.config.run_config import MIRROR_VARIABLE, PromptsConfig, RunConfig
+from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.environment import PRESET
 from storage.errors import (
     CheckpointError,
     ConfigurationError,
-    PromptFileError,
     RunCancelledError,
     RunNotFoundError,
     SpotlightError,
@@ -44,7 +42,7 @@ from storage.errors import (
 )
 from storage.home import Home
 from storage.processes import quick_imports
-from storage.prompts.files import load_prompts, prompt_files
+from storage.prompts.files import load_prompts
 from storage.record.checkpoints import CheckpointStore
 from storage.record.mirror import fetch_from_mirror
 from storage.record.run_status import RunLog
@@ -156,35 +154,10 @@ def evaluate(
 
 
 def new_configuration(preset: str | None, settings: Given) -> RunConfig:
-    """Return a new run's configuration, with the prices of its price book.
-
-    Raises:
-        ConfigurationError: any problem, one line each; or it would train on its held-out prompts.
-    """
+    """Return a new run's configuration, with the prices of its price book."""
     from tasks.prices import with_prices
 
-    config = given_configuration(preset, settings)
-    refuse_same_prompts(config.prompts)
-    return with_prices(config)
-
-
-def refuse_same_prompts(prompts: PromptsConfig) -> None:
-    """Refuse to train on the held-out prompts.
-
-    Raises:
-        ConfigurationError: both settings name the same file, or files of the same content.
-    """
-    try:
-        train, evaluate = (prompt_files(name) for name in (prompts.train, prompts.evaluate))
-    except PromptFileError:  # said with the other problems of the prompts
-        return
-    pairs = zip(train, evaluate, strict=False)
-    if len(train) == len(evaluate) and all(cmp(one, other, shallow=False) for one, other in pairs):
-        how = "is the same file" if train == evaluate else "has the same content"
-        raise ConfigurationError(
-            f"prompts.evaluate = {prompts.evaluate!r} {how} as prompts.train: a score on prompts that are "
-            "trained on says nothing about others; hold some prompts out, in a file of their own"
-        )
+    return with_prices(given_configuration(preset, settings))
 
 
 def free_run_id(store: RunStore, name: str, run_id: str | None) -> str:

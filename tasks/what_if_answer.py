@@ -54,7 +54,7 @@ class WhatIf:
 
     @property
     def evidence(self) -> str:
-        """`counted` if times were, from operations and bytes, but `modelled` with measured steps."""
+        """`counted` if times were counted from operations and bytes, `modelled` if steps were measured."""
         return self.asked.profile.evidence_of_runs(self.asked.config.sequence_parallel.largest > 1)
 
     @property

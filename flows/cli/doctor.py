@@ -19,7 +19,6 @@ from rich.text import Text
 from flows.cli.options import Preset, RayAddress, Sets
 from flows.configuration import cluster_setting, given_configuration
 from flows.output import console
-from flows.start import refuse_same_prompts
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError, StorageError
 from storage.home import Home
@@ -203,7 +202,6 @@ def _numbers(config: RunConfig) -> str:
 
 def _prompts(config: RunConfig) -> str:
     train, evaluate = load_run_prompts(config)
-    refuse_same_prompts(config.prompts)
     return f"{len(train):,} to train on, {len(evaluate):,} held out"
 
 

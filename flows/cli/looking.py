@@ -280,7 +280,7 @@ def evaluations(
 
 def _show_difference(difference: dict[str, Any]) -> None:
     has = " and ".join(str(difference[f"images_{side}"]) for side in ("before", "after"))
-    shared = f"images that both judged: {difference['pairs']} of {has}"
+    shared = f"over the images that both judged, {difference['pairs']} (of {has})"
     show_figures(difference, f"{difference['after']} minus {difference['before']}, {shared}", signed=True)
 
 

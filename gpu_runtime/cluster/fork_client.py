@@ -166,7 +166,7 @@ def requesting_command() -> str:
 def _opened(log: Path | None) -> int:
     if log is not None:
         with suppress(OSError):  # a run can do without it
-            log.parent.mkdir(exist_ok=True)
+            log.parent.mkdir(parents=True, exist_ok=True)
             return os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     return os.memfd_create("spotlight-worker")
 

@@ -18,7 +18,7 @@ _PR_SET_NAME = 15
 _STDOUT = 1
 
 _MOST_OUTPUT_BYTES = 1 << 20
-"""Size from which the file of what a worker prints is cut to its last half of that, after a call."""
+"""Size above which the file of what a worker prints is cut, after a call, to the last half of this."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +120,10 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
             if source.is_dir():
                 raise
             # Newer checkpoints have come meanwhile, and this one is gone.
+    # A process that resumed the run may have saved more, or pinned another one.
+    newest, pinned = max(store.iterations(), default=newest), store.pinned
     if pinned is not None:
         there.pipe_file(PINNED, str(pinned).encode())
-    newest = max(store.iterations(), default=newest)  # a process that resumed the run may have saved more
     kept = {*[iteration for iteration in _checkpoints(there) if iteration <= newest][-KEPT:], pinned}
     for iteration in _iterations(there):
         if iteration not in kept and there.exists(_checkpoint(iteration)):
@@ -137,11 +137,13 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
         if folder.name not in copied:
             _copy_folder(there, folder.path, folder.name)
             copied.add(folder.name)
-    listing = RunFolder(run).listing()  # a process that resumed the run meanwhile may have copied more
-    folders = {folder.name for folder in (*listing.parts, *listing.folders)}
+    # What has come meanwhile may have been copied by a process that resumed the run. What a part has covered
+    # meanwhile stays, as that part was not copied.
+    later = RunFolder(run).listing()
+    stays = {folder.name for each in (listing, later) for folder in (*each.parts, *each.folders)}
     held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
     for name in _entries(there):
-        if not is_row_folder(name) or name in folders:
+        if not is_row_folder(name) or name in stays:
             continue
         if name in held:  # a part has its rows, and it has a checkpoint
             for file in _sizes(there, name):
@@ -174,8 +176,12 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
     _put_files(there, source, copying)
     if copying != target and there.exists(target):
         if there.exists(f"{target}/{CHECKPOINT}"):  # it goes with the old rows, and may be the only one there
-            with suppress(FileNotFoundError):  # none here, or no longer
+            try:
                 _put_files(there, source / CHECKPOINT, f"{copying}/{CHECKPOINT}")
+            except FileNotFoundError:
+                if (source / CHECKPOINT).is_dir():
+                    raise
+                # There is none here, or no longer.
         there.rm(target, recursive=True)
     _finish(there, target)
 

@@ -94,7 +94,7 @@ class Auto(Strategy):
         return self._following == _ALL_TRAIN
 
     def used_beside_training(self, runtime: RuntimeConfig) -> float:
-        """Return the number for what it follows; infinity until the first looks told whether drafts pay."""
+        """Return the number for what it follows; infinity until the first looks have been made."""
         if self._strategy.drafts or FIRST_LOOKS[-1] not in self._decisions:
             return math.inf
         return float(runtime.spot_trainers) if self.spot_trains else 0.0

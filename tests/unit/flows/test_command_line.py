@@ -271,7 +271,7 @@ def test_evaluations_are_listed_and_compared(shell: Shell, home: Home):
     images = [JudgedImage(0, seed, "a", "", seed / 2, False, "", None) for seed in range(3)]
     EvaluationStore(home).commit(row, images)
     table = " ".join(shell("evaluations", "mine", "e-4")[1].split())
-    assert "e-4 minus e-2, images that both judged: 1 of 1 and 3" in table
+    assert "e-4 minus e-2, over the images that both judged, 1 (of 1 and 3)" in table
     assert "-0.500" in table and "better" not in table
 
 

@@ -74,21 +74,6 @@ def test_a_file_of_too_few_prompts_is_named_once(tmp_path: Path, capsys: pytest.
     assert sum("4 prompts" in line for line in lines) == 1
 
 
-@pytest.mark.parametrize(
-    ("held_out", "says"),
-    [("a.txt", "is the same file as prompts.train"), ("copy.txt", "has the same content as prompts.train")],
-)
-def test_prompts_that_are_trained_on_and_held_out_are_refused_as_by_train(
-    held_out: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    for name in ("a.txt", "copy.txt"):
-        (tmp_path / name).write_text("".join(f'a red sign that says "A{n}"\n' for n in range(99)))
-    prompts = PromptsConfig(train=str(tmp_path / "a.txt"), evaluate=str(tmp_path / held_out))
-    assert not doctor.examine(RunConfig(prompts=prompts))
-    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong")]
-    assert len(wrong) == 1 and wrong[0].startswith("wrong prompts: ") and f"{held_out}' {says}" in wrong[0]
-
-
 def test_a_model_with_a_number_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     EmbeddedModel.load("embedded:glyphs").save(tmp_path / "model")
     file = tmp_path / "model" / TRANSFORMER_WEIGHTS

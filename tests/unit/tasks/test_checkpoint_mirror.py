@@ -338,6 +338,26 @@ def test_a_late_copy_deletes_no_checkpoint_of_the_run_resumed_meanwhile(
     assert fetch_from_mirror(address, elsewhere, "run") == 4
 
 
+def test_rows_stay_until_the_part_that_replaces_them_is_there(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    address, copy, store = str(tmp_path / "mirror"), mirror_module._copy_folder, RunStore(home)
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    for iteration in (1, 2, 3):
+        store.commit_iteration(iteration_record("r", iteration, float(iteration)))
+
+    def slow(there: Any, source: Path, name: str) -> None:
+        copy(there, source, name)
+        if name == "iteration-000003":
+            store.folder("r").compact(at_least=2)
+
+    monkeypatch.setattr(mirror_module, "_copy_folder", slow)
+    for _ in range(2):
+        copy_to_mirror(address, home, "r")
+        with RunStore(Home(tmp_path / "mirror")).reading("r") as mirrored:
+            assert mirrored.execute("SELECT count(*) FROM iterations").fetchall() == [(3,)]
+
+
 def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, home: Home, elsewhere: Home):
     """The run was taken over elsewhere: resumed where it came from, it would delete its newer checkpoints."""
     save(home, 3)

@@ -101,6 +101,8 @@ def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str],
 
     The reward's file is the same in all, as far as it is known: an earlier version recorded no digest of it.
     """
+    if not chosen:
+        return [], []
     rows = table.set_index("run_id").loc[[*chosen]]
     alike = rows.loc[rows["scale"] == rows["scale"].iloc[0], "reward_file"]
     known = [digest for digest in alike if digest]

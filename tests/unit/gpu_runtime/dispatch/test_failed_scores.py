@@ -167,7 +167,7 @@ def test_a_run_that_trained_nothing_says_so(tmp_path: Path, steps: float):
     result = run_result(store, "r")
     assert (result["groups_dropped"], result["training_steps"]) == (8 - steps, steps)
     Reporter(Console(file=screen, width=200)).result(result)
-    nothing = "no prompt group had differing scores, so no weight changed; check the reward"
+    nothing = "no weight changed: 8 prompt groups had equal scores; check the reward"
     assert (nothing in screen.getvalue()) == (not steps)
 
 

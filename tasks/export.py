@@ -144,7 +144,8 @@ def _write_adapters(model: ModelConfig, adaptation: AdaptationConfig, state: Wei
 
     family = family_of(model)
     write_lora(family.pipeline(), out, state, adaptation)
-    return _python(family.adapter_usage(public(model.path)), f"`FOLDER` holds `{LORA_FILE}`.")
+    note = f"`FOLDER` holds `{LORA_FILE}`. {_base_folder(model.path)}"
+    return _python(family.adapter_usage(public(model.path)), note)
 
 
 def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:
@@ -164,12 +165,19 @@ def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:
         f'transformer = {transformer}.from_pretrained("FOLDER", subfolder="transformer", '
         "torch_dtype=torch.bfloat16)\n"
         f"pipe = {pipeline}.from_pretrained({public(config.model.path)!r}, transformer=transformer, "
-        "torch_dtype=torch.bfloat16)"
+        "torch_dtype=torch.bfloat16)",
+        _base_folder(config.model.path),
     )
 
 
-def _python(code: str, note: str = "") -> str:
-    return f"```python\n{code}\n```" + (f"\n\n{note}" if note else "")
+def _python(code: str, note: str) -> str:
+    return f"```python\n{code}\n```\n\n{note}".rstrip()
+
+
+def _base_folder(path: str) -> str:
+    """Return the sentence that a base model is a local folder, which a card names without its place."""
+    name = public(path)
+    return f"`{name}` is the folder of the base model." if name != path else ""
 
 
 def _check_hub(name: str, uploads: bool) -> None:

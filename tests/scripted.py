@@ -44,7 +44,7 @@ class Script:
         self.under_way: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
         """Calls that have not ended, by actor: those whose turn comes first lead."""
         self.idle: Callable[[], object] = lambda: None
-        """What happens when the loop waits for nothing, not even for a time-out."""
+        """Called when the loop waits although no call is under way and no time-out is set."""
         self._ended: deque[Future[Any] | None] = deque()
 
     def clock(self) -> float:

@@ -134,7 +134,7 @@ class Registry(Generic[Kind]):
         )
 
     def chosen(self, settings: Any) -> tuple[Kind, Any]:
-        """Return the plug-in that a section of the settings names, and its options.
+        """Return the plug-in chosen in a section of the settings, and its options.
 
         Raises:
             ConfigurationError: there is none of that name, or one of its options is wrong.
@@ -144,7 +144,7 @@ class Registry(Generic[Kind]):
         return plugin, read_options(f"{section}.options", plugin.options, settings.options)
 
     def stored(self, config: RunConfig) -> RunConfig:
-        """Return the settings with the options of the plug-in that they name as they are stored.
+        """Return the settings with the chosen plug-in's options in the form that is stored.
 
         Raises:
             ConfigurationError: there is none of that name, one of its options is wrong, or a setting does not

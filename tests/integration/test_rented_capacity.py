@@ -10,6 +10,7 @@ import pytest
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import plain_plan
+from gpu_runtime.exploration.strategies.plain import Plain
 from gpu_runtime.fleet import rented_capacity
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
@@ -44,10 +45,6 @@ def await_spot(runtime: Runtime, *workers: str) -> Rollout:
         assert time.monotonic() < deadline
 
 
-def all_of_them(forecast: object, terms: RentingTerms, held: int) -> CapacityDecision:
-    return CapacityDecision(terms.most, "the test wants all")
-
-
 def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -55,13 +52,21 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
     plugin = CapacityPlugin(lambda runtime, cluster, options: provider)
     monkeypatch.setitem(CAPACITY._own, "fake", plugin)
     # What is offered here does not depend on the machine's speed.
+    used_beside: list[float] = []
+
+    def all_of_them(forecast: object, terms: RentingTerms, held: int) -> CapacityDecision:
+        used_beside.append(terms.used_beside)
+        return CapacityDecision(terms.most, "the test wants all")
+
     monkeypatch.setattr(rented_capacity, "decide_capacity", all_of_them)
+    monkeypatch.setattr(Plain, "used_beside_training", lambda self, runtime: 7.0)
     config = rented("runtime.capacity=fake")
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path) as runtime:
         assert runtime._scoring._look == runtime._fleet.look, "also while scorers work"
         alone = runtime.rollout(PLAN)
         assert {one.worker for one in alone.delivered} == {"reserved-0"}
         assert provider.asked[0] == 2, "before anything is measured"
+        assert used_beside[-1] == 7.0, "as the strategy says"
 
         provider.offers = [Offer("one", usd_per_hour=1.5)]
         with_one = await_spot(runtime, "spot-0")

@@ -81,6 +81,7 @@ def test_a_familys_run_gives_what_its_pipeline_loads(home: Home, tmp_path: Path)
     for part in (
         "| Base model | `model` (sd3.5) |", 'license: "unknown"',
         "StableDiffusion3Pipeline.from_pretrained('model', ", "`abc123`",
+        "`pytorch_lora_weights.safetensors`. `model` is the folder of the base model.",
         "LoRA, rank 4, by Flow-GRPO", "iteration 2 of 40", "| Reward | ocr, graded |", "builtin:glyphs-train",
     ):  # fmt: skip
         assert part in card, part
@@ -170,3 +171,4 @@ def test_a_familys_whole_transformer_can_be_loaded(home: Home, tmp_path: Path):
         assert np.array_equal(weight.detach().numpy(), policy.state()[name]), name
     card = (tmp_path / "whole/README.md").read_text("utf-8")
     assert "FluxPipeline.from_pretrained('model', " in card and str(tmp_path) not in card
+    assert "`model` is the folder of the base model." in card

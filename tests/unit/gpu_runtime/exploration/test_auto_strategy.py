@@ -158,6 +158,10 @@ def test_spot_devices_are_of_use_beside_training_until_it_is_known_that_drafts_d
     assert used == [math.inf, 0.0, 0.0]
     undecided = Driven()  # follows all_train until its first looks
     assert undecided.strategy.used_beside_training(run.config.runtime) == math.inf
+    training = Auto()
+    training.repeat({1: "all_train", 2: "all_train"}, run.config.exploration)
+    runtime = run.config.runtime.model_copy(update={"trainer_workers": 3})
+    assert training.used_beside_training(runtime) == runtime.spot_trainers == 2
     drafting = begun(config_of())
     for iteration in (1, 2, 3):
         drafting.iterate(iteration, TRAINING)

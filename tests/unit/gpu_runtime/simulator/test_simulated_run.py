@@ -200,7 +200,7 @@ def test_a_set_number_of_drafts_is_made_to_its_end_if_training_does_not_stop_the
 
 
 def test_an_evaluation_of_part_of_the_file_is_not_repeated_as_one_of_the_whole(tmp_path):
-    """Of eight and of five prompts, each in two batches: scores of 2 s are what differs."""
+    """Eight and five prompts both make two batches, so only the time to score them differs."""
     (tmp_path / "evaluate.txt").write_text("".join(f"prompt {number}\n" for number in range(8)))
     prompts = {"evaluate": str(tmp_path / "evaluate.txt")}
     config = small_config(iterations=4, every=1).changed(evaluation={"prompts": 5}, prompts=prompts)

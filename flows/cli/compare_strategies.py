@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
@@ -80,8 +79,8 @@ def compare_strategies(
     for each in planned:
         if each.run_id in known:
             _refuse_unless_fitting(each, known[each.run_id])
-    _refuse_two_rewards(planned, known)
     for number, each in enumerate(planned, 1):
+        _refuse_two_rewards(planned, store)
         reporter().note(f"run {number} of {len(planned)}: {each.run_id}")
         row = known.get(each.run_id)
         if row is None:
@@ -89,7 +88,7 @@ def compare_strategies(
         elif row.config.iterations < iterations or row.status != "finished":
             more = iterations if row.config.iterations < iterations else None
             start.resume(each.run_id, iterations=more, cluster=cluster, ray_address=ray_address)
-    _refuse_two_rewards(planned, {row.run_id: row for row in store.runs()})  # it may have changed meanwhile
+    _refuse_two_rewards(planned, store)
     _show(home, planned, as_json)
 
 
@@ -125,11 +124,14 @@ def _refuse_unless_fitting(planned: _Planned, row: RunRow) -> None:
         check_resumable(row)
 
 
-def _refuse_two_rewards(planned: list[_Planned], known: Mapping[str, RunRow]) -> None:
-    """Refuse runs judged by two versions of the reward's file: as recorded, or today's for a new run."""
+def _refuse_two_rewards(planned: list[_Planned], store: RunStore) -> None:
+    """Refuse runs judged by two versions of the reward's file: as recorded, or today's for a new run.
+
+    It is asked before each run and before the answer, as the file may be edited while a run trains.
+    """
     from tasks.inputs import judge_digests
 
-    first: dict[str, str] = {}
+    known, first = {row.run_id: row for row in store.runs()}, dict[str, str]()
     for each in planned:
         row = known.get(each.run_id)
         digest = (judge_digests(each.config) if row is None else row.environment).get(REWARD_DIGEST)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -169,6 +169,7 @@ class _Runs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began: list[tuple[str, int]] = []
         self.fails: set[str] = set()
+        self.after: Callable[[], object] = lambda: None
         monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
         monkeypatch.setattr(start, "post_train_under_server", self._train)
 
@@ -200,6 +201,7 @@ class _Runs:
         gain = 0.0 if config.exploration.strategy == "plain" else 0.3
         evaluated(store, run_id, config.iterations, [0.2 + gain] * PROMPTS)
         store.set_status(run_id, "finished")
+        self.after()
         return {"run_id": run_id}
 
 
@@ -256,6 +258,17 @@ def test_a_rewards_file_that_changes_between_the_runs_is_refused(
     assert "compare=" in compared(capsys, monkeypatch, *given), "all runs are there, of one version"
     set_run(store, "glyphs-strategies-plain-0", environment={"digest reward": "2" * 64})
     assert f"(SHA-256 {'2' * 12}) and " in compared(capsys, monkeypatch, *given)
+
+
+def test_no_further_run_begins_once_the_rewards_file_has_changed(
+    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    mine, runs = tmp_path / "mine.py", _Runs(monkeypatch)
+    mine.write_text("def r(image, prompt):\n    return 1.0\n")
+    runs.after = lambda: mine.write_text(mine.read_text() + "# changed\n")
+    refused = compared(capsys, monkeypatch, "--iterations", "2", "--set", f"reward.scorer={mine}:r")
+    assert "differs between runs" in refused
+    assert [run_id for run_id, _ in runs.began] == ["glyphs-strategies-plain-0"]
 
 
 def test_a_preset_that_explores_is_compared_with_its_own_strategy(

@@ -7,7 +7,9 @@ import logging
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import prefect.flow_engine
@@ -128,13 +130,28 @@ def test_a_run_ends_by_a_signal_unless_an_error_of_ours_follows_it(
     assert status_after(ValueError("Task run is not set")) == "failed", "without a signal"
 
 
-def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(tmp_path: Path):
-    """Its devices are gone when the run is cancelled, which is no failure of the task."""
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """Of a run without devices."""
     nothing: Any = None
     store = RunStore(Home(tmp_path).ensure())
-    opened: Any = type("Opened", (), {"close": lambda self: None})()
-    readers: Any = type("Readers", (), {"finish": lambda self, status, wait_s: None})()
-    session = Session("r", RunConfig(), nothing, store, nothing, readers, opened)
+    readers: Any = SimpleNamespace(finish=lambda status, wait_s: None)
+    return Session("r", RunConfig(), nothing, store, nothing, readers, ExitStack())
+
+
+def test_a_phase_is_announced_before_it_begins(session: Session):
+    done: list[str] = []
+    session.on_phase = done.append
+    with session.timed("rollout"):
+        done.append("samples")
+    with session.timed("explore_wait", announced=False):
+        done.append("waited")
+    assert done == ["rollout", "samples", "waited"]
+    assert list(session.seconds) == ["rollout", "explore_wait"]
+
+
+def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(session: Session):
+    """Its devices are gone when the run is cancelled, which is no failure of the task."""
     with pytest.raises(OSError), session.timed("explore"):
         raise OSError("a failure")
     session.__exit__(Stopped, Stopped(signal.SIGTERM, "stopped"))

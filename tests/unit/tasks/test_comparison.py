@@ -249,6 +249,11 @@ def test_a_checkpoint_scored_again_has_all_of_them(
     config: RunConfig, again: bool, prompts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made: list[Asked] = []
+    opened: list[tuple[RunConfig, Path]] = []
+
+    def open_cluster(config: RunConfig, output: Path) -> Any:
+        opened.append((config, output))
+        return nullcontext()
 
     def runtime(config: RunConfig, cluster: Any) -> Any:
         made.append(Asked(config))
@@ -256,10 +261,11 @@ def test_a_checkpoint_scored_again_has_all_of_them(
 
     newest = SimpleNamespace(blobs={"weights": b""}, state={"policy_version": 1}, iteration=config.iterations)
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
-    monkeypatch.setattr(evaluation, "open_cluster", lambda config, output: nullcontext())
+    monkeypatch.setattr(evaluation, "open_cluster", open_cluster)
     monkeypatch.setattr(evaluation, "Runtime", runtime)
     evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=again)
     assert (made[0].asked, made[0].weights) == ([prompts], ({"weights": b""}, 1))
+    assert opened[0][0] is config and tmp_path in opened[0][1].parents
 
 
 def test_what_is_compared_is_what_the_scoring_began_with(

@@ -25,10 +25,10 @@ def test_a_budget_of_zero_gives_plain_seeds():
     assert plan.explored_score == {}
 
 
-def test_a_scorer_that_fails_on_half_costs_those_drafts_only():
-    plan = explore(explorer_of(make_config()), 1, lambda p, s: None if s % 2 else s / 8)
-    assert plan.seeds == {4: (0, 6), 5: (0, 6)}
-    assert plan.figures["draft_errors"] == plan.figures["drafts"] / 2
+def test_a_scorer_that_fails_on_a_quarter_costs_those_drafts_only():
+    plan = explore(explorer_of(make_config()), 1, lambda p, s: None if s % 4 == 1 else s / 8)
+    assert plan.seeds == {4: (0, 7), 5: (0, 7)}
+    assert plan.figures["draft_errors"] == plan.figures["drafts"] / 4
     assert (4, 1) not in plan.explored_score
 
 

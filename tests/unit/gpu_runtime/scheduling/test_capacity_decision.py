@@ -134,7 +134,7 @@ def test_growth_is_bounded_by_the_waiting_of_training():
     """
     assert most_generators(WORK, 1) == 5
     assert most_generators(WORK, 4) == 8  # f = 30 / 60
-    assert most_generators(IterationForecast(1, 1.0, 99.0), 3) == 3
+    assert most_generators(IterationForecast(100, 0.01, 99.0), 3) == 3
     assert most_generators(IterationForecast(12, 10.0, 0.0), 3) == 12
     free = RentingTerms(1, 10.0, 0.0, most=20)
     assert decide_capacity(WORK, free, held=0).wanted == 3

@@ -154,17 +154,3 @@ def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
     assert again.wait() == 0
     assert begun[0] >= 2, "at most one iteration is done again"
     assert state_of(home, "moved") == undisturbed
-
-
-def test_a_finished_run_that_goes_on_ends_as_a_longer_one(home, undisturbed):
-    for command, settings, options in (
-        ("train", (*WITHOUT_RAY, "iterations=2"), ()),
-        ("resume", (), ("--iterations", "4")),
-    ):
-        child = start(home, "longer", command, settings=settings, options=options)
-        child.communicate(timeout=240)
-        assert child.returncode == 0
-    assert_ended_as(undisturbed, home, home, "longer")
-    with RunStore(Home(home)).reading("longer") as record:
-        said = record.execute("SELECT message FROM events WHERE kind = 'limits'").fetchall()
-    assert said == [("iterations is 4 from now on, 2 before",)]

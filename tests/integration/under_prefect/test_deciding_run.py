@@ -24,10 +24,10 @@ from tests.whole_runs import cut_off, events, last_checkpoint, metrics, rows
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
 SETTINGS = [
-    "iterations=7", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
-    "runtime.cluster=local", "exploration.strategy=auto", "exploration.candidates=8", "exploration.drafts=24",
-    "exploration.stop_with_training=false", "exploration.min_spearman=-1", "algorithm.objective=nft",
-    "algorithm.updates_per_iteration=2", "tracking.to=[]",
+    "iterations=7", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4",
+    "evaluation.every=0", "runtime.cluster=local", "exploration.strategy=auto", "exploration.candidates=8",
+    "exploration.drafts=24", "exploration.stop_with_training=false", "exploration.min_spearman=-1",
+    "algorithm.objective=nft", "algorithm.updates_per_iteration=2", "tracking.to=[]",
 ]  # fmt: skip
 
 PAYS = IterationTimes(

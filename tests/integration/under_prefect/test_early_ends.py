@@ -37,10 +37,13 @@ def compact_in_vain(store: RunStore, run_id: str, before: int | None = None) -> 
 
 
 def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home, monkeypatch: pytest.MonkeyPatch):
-    """Also where it is killed in its last evaluation; a last step that fails stops no other one."""
+    """Also where it is killed in its last evaluation; a last step that fails stops no other one.
+
+    Nor does it count whether the budget or the number of iterations ended it.
+    """
     settings = [
-        "iterations=2", "runtime.cluster=local", "runtime.spot_workers=1", "checkpoint.every=5",
-        "tracking.to=[]",
+        "iterations=2", "runtime.cluster=local", "runtime.spot_workers=1", "runtime.scorer_workers=1",
+        "checkpoint.every=5", "tracking.to=[]",
     ]  # fmt: skip
     with monkeypatch.context() as patch:
         ended: list[str] = []
@@ -78,11 +81,15 @@ def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home, monke
     assert last_state(home, "killed") == last_state(home, "small")
     assert store.run("killed").status == "finished"
     assert dict(held_out_curve(store, "killed")).keys() == {0, 1}
-    raised = start.resumed_configuration(home, "small", limits=["budget.hours=5"])
-    store.set_limits("small", raised)
-    post_train(raised, "small")
-    assert store.run("small").error is None
-    assert last_state(home, "small") == last_state(home, "whole")
+    post_train(load_config("smoke", [*settings, "iterations=1"], {}), "short")
+    for run_id, limit in (("small", "budget.hours=5"), ("short", "iterations=2")):
+        raised = start.resumed_configuration(home, run_id, limits=[limit])
+        store.set_limits(run_id, raised)
+        result = post_train(raised, run_id)
+        assert (store.run(run_id).status, store.run(run_id).error) == ("finished", None)
+        assert last_state(home, run_id) == last_state(home, "whole")
+        assert result["score_after"] == dict(held_out_curve(store, "whole"))[2]
+    assert ("limits", "iterations is 2 from now on, 1 before") in events(home, "short")
 
 
 @pytest.fixture
@@ -97,8 +104,9 @@ def alarmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_of(on_alarm: str) -> Any:
     settings = [
-        "iterations=3", "runtime.cluster=local", "runtime.spot_workers=0", "evaluation.every=1",
-        "evaluation.judge=templates", f"evaluation.on_alarm={on_alarm}", "tracking.to=[]",
+        "iterations=3", "runtime.cluster=local", "runtime.spot_workers=0", "runtime.scorer_workers=1",
+        "evaluation.every=1", "evaluation.judge=templates", f"evaluation.on_alarm={on_alarm}",
+        "tracking.to=[]",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
 

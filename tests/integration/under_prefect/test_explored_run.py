@@ -18,8 +18,8 @@ from tests.whole_runs import cut_off, events, last_checkpoint, metrics, rows
 pytestmark = pytest.mark.xdist_group("prefect")
 
 SETTINGS = [
-    "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
-    "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
+    "iterations=4", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4",
+    "evaluation.every=0", "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
     "exploration.stop_with_training=false", "exploration.min_spearman=-1", "algorithm.objective=nft",
     "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3", "runtime.cluster=local",
     "tracking.to=[]",

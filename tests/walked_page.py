@@ -40,7 +40,6 @@ class UserFolder:
 
     def __init__(self, folder: Path, server: Mapping[str, str]) -> None:
         self.folder, self.home = folder, Home(folder / ".spotlight").ensure()
-        (folder / ".venv").symlink_to(ROOT / ".venv")
         for file, chosen in (("my-prompts.txt", PROMPTS), ("my-held-out.txt", PROMPTS[:2])):
             lines = [f'a red sign that says "{word}"' for word in chosen]
             (folder / file).write_text("\n".join(lines) + "\n")
@@ -92,6 +91,8 @@ class WalkedPage(UserFolder):
         text = (ROOT / f"docs/how-to/{name}.md").read_text(encoding="utf-8")
         self._left, self._stand_ins, self._unused = blocks(text), dict(stand_ins), set(stand_ins)
         self._served: list[subprocess.Popen[bytes]] = []
+        self.walked: list[str] = []
+        """Lines that were run, as the page has them."""
 
     def run(self, begins: str, refused: Mapping[str, str] | None = None) -> list[str]:
         """Run the next block; what each line has printed.
@@ -103,6 +104,7 @@ class WalkedPage(UserFolder):
     def walk(self, begins: str, refused: Mapping[str, str] | None = None) -> Iterator[str]:
         """Run the next block as `run` does, one line after another."""
         for shown in self.next(begins).splitlines():
+            self.walked.append(shown)
             line = self._here(shown)
             reason = next((why for part, why in (refused or {}).items() if part in line), None)
             code, out = self.shell(line)

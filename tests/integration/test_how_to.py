@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from flows.server.local_server import LocalServer
+from storage.config.loading import load_config
 from storage.home import Home
 from storage.pictures import picture_file
 from storage.record.run_store import RunStore
@@ -28,6 +29,7 @@ from tests.running_up import free_port
 from tests.tiny_judges import save_clip, save_detector
 from tests.tiny_pipelines import save_pipeline
 from tests.unit.storage.test_telling_readers import Hook, mail_server
+from tests.unit.tasks.test_export import finished_run
 from tests.walked_page import SMALL, UserFolder, WalkedPage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -109,6 +111,8 @@ def test_sd35_on_one_gpu_with_my_own_reward(models: Path, server: Mapping[str, s
         page.write("def blue(image", "my_rewards.py")
         score, trained = page.run("spotlight score")
         assert "1.0" in score and last_line(trained)["iterations"] == 2
+        assert 0 < last_line(trained)["score_after"] < 1
+        assert "exact" not in trained.strip().rpartition("\n")[0], "such a reward calls no image exact"
         page.environment |= TINY_SIZE
         page.run("spotlight doctor")
         [trained] = page.run("spotlight train")
@@ -136,7 +140,7 @@ def test_a_video_model_with_a_judge_of_my_own(models: Path, server: Mapping[str,
 
 
 def test_go_on_from_an_adapter(killed: Path, models: Path, server: Mapping[str, str], tmp_path: Path):
-    runs = iter(["begun"] * 3 + ["glyphs-run"])
+    runs = iter(["begun"] * 3 + ["a-run"])
     stand_ins = {
         "RUN": lambda: next(runs), "--iterations 200": "--iterations 4", "/models": str(models),
         "iterations=100": "iterations=1", "iterations=20": "iterations=1",
@@ -152,7 +156,7 @@ def test_go_on_from_an_adapter(killed: Path, models: Path, server: Mapping[str, 
         assert (models / "sd3.5-merged" / "transformer").is_dir()
         for name in TINY_SIZE:
             del page.environment[name]
-        assert page.shell("spotlight train --preset glyphs --run-id glyphs-run")[0] == 0
+        finished_run(page.home, load_config("glyphs", [], {}))
         _, trained = page.run("spotlight export")
         assert last_line(trained)["iterations"] == 1
 
@@ -236,7 +240,7 @@ def test_nightly_geneval(models: Path, server: Mapping[str, str], tmp_path: Path
     server_port, ui_port = free_port(), free_port()
     stand_ins = {
         "/models": str(models), "builtin:geneval-evaluate": "six.jsonl", "RUN": "nightly",
-        "EVALUATION": lambda: evaluated[0]["evaluation_id"], "0 2 * * * cd /opt/spotlight && ": "",
+        "EVALUATION": lambda: evaluated[0]["evaluation_id"],
         "spotlight up": f"spotlight up --server-port {server_port} --ui-port {ui_port}",
     }  # fmt: skip
     with WalkedPage("nightly-geneval", tmp_path, stand_ins, server) as page:
@@ -256,7 +260,8 @@ def test_nightly_geneval(models: Path, server: Mapping[str, str], tmp_path: Path
             evaluated.append(last_line(said))
         assert len(evaluated[1]["by_tag"]) == 6 and "difference" in evaluated[1]
         assert len(list((tmp_path / "geneval-images").rglob("*.png"))) == 24
-        page.run("0 2 * * *")
+        of_cron = page.next("0 2 * * *").strip().partition(".venv/bin/")[2]
+        assert of_cron in page.walked, "the very command that was run above"
         for name in server:  # `up` starts its own
             del page.environment[name]
         page.serve("spotlight up --schedule", "Ctrl-C ends all three")

@@ -1,11 +1,12 @@
-"""Rewards that are plain functions in a file outside: judged by, refused, and trained on."""
+"""Rewards that are plain functions in a file outside: judged by, and refused.
+
+Runs that learn from them are in `tests/integration/test_how_to.py`; `tests/bad_inputs.jsonl` has one that
+cannot judge.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,29 +164,3 @@ def test_score_tries_a_reward_on_one_image(file: Path, tmp_path: Path):
             (0.2, None, True),
             (0.0, None, False),
         )[code]
-
-
-@pytest.mark.slow
-def test_a_run_learns_from_it_or_ends_before_it_starts(file: Path, tmp_path: Path):
-    def train(name: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            "train",
-            "--preset",
-            "smoke",
-            "--cluster",
-            "local",
-            "--set",
-            f"reward.scorer=mine.py:{name}",
-        ]
-        return subprocess.run(
-            [sys.executable, "-m", "flows.cli.command_line", *command], cwd=file.parent, check=False,
-            env=os.environ | {"SPOTLIGHT_HOME": str(tmp_path / "home")}, capture_output=True, text=True,
-        )  # fmt: skip
-
-    done = train("red")
-    assert done.returncode == 0, done.stderr
-    assert "exact" not in done.stderr + "".join(done.stdout.splitlines()[:-1]), "it calls no image exact"
-    assert 0 < json.loads(done.stdout.splitlines()[-1])["score_after"] < 1
-    refused = train("broken")
-    assert refused.returncode == 2
-    assert "mine.py, line 12: return 1 / 0" in refused.stderr

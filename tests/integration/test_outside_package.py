@@ -1,9 +1,13 @@
-"""A package outside the repository adds a scorer, a strategy, an objective and a family, by either name."""
+"""A package outside the repository adds a scorer, a strategy, an objective and a family, by either name.
+
+Its run shows, too, what `spotlight train` prints while it starts: a line at once, then a line a stage.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -70,24 +74,39 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def trained(package: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+def trained(package: Path, *python: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """The command `train` as a module of Python; both outputs go through one pipe, in the order of time."""
     environ = os.environ | {HOME_VARIABLE: str(package / "home"), "PYTHONPATH": str(package)}
     sets = [item for name, value in (SETTINGS | changes).items() for item in ("--set", f"{name}={value}")]
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", "glyphs", *sets],
-        env=environ, capture_output=True, text=True, timeout=240, check=False, cwd=package,
+        [sys.executable, *python, "-m", "flows.cli.command_line", "train", "--preset", "glyphs", *sets],
+        env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=240, check=False, cwd=package,
     )  # fmt: skip
 
 
+STAGES = (
+    "check the model and the scorer, load the libraries", "start the Prefect server", "start 1 reserved",
+)  # fmt: skip
+
+
 @pytest.mark.slow
-def test_a_run_of_what_another_package_adds(package: Path):
-    ran = trained(package)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    result = json.loads(ran.stdout.splitlines()[-1])
+def test_a_run_of_what_another_package_adds_and_the_lines_with_which_it_starts(package: Path):
+    ran = trained(package, "-X", "importtime")
+    assert ran.returncode == 0, ran.stdout[-2000:]
+    result = json.loads(re.findall(r"^\{.*\}$", ran.stdout, re.MULTILINE)[-1])
     assert result["iterations"] == 2
     assert result["drafts"] > 0
     assert 0 < result["score_after"] < 1
     assert "exact_after" not in result, "a scorer without a verdict calls no image exact"
+    heavy = [re.search(rf"\| +{name}\n", ran.stdout) for name in ("prefect", "mlflow")]
+    first = re.search(r"^starting run \S+: 2 iterations", ran.stdout, re.MULTILINE)
+    assert first is not None
+    assert all(found is not None and first.start() < found.start() for found in heavy)
+    assert re.search(r"\| +torch\n", ran.stdout) is None, "only the devices' processes need it"
+    lines = [line for line in ran.stdout.splitlines() if re.match(r" *\d+\.\d s  ", line)]
+    assert len(lines) == len(STAGES)
+    assert all(stage in line for stage, line in zip(STAGES, lines, strict=True)), lines
 
 
 @pytest.mark.slow
@@ -95,10 +114,7 @@ def test_a_run_of_what_another_package_adds(package: Path):
     ("change", "says"),
     [
         ({"reward.options.full_at": "-1"}, "reward.options.full_at = -1 (from --set): must be above 0"),
-        (
-            {"exploration.options.bst": "1"},
-            "exploration.options.bst (from --set): no such setting; did",
-        ),
+        ({"exploration.options.bst": "1"}, "exploration.options.bst (from --set): no such setting; did"),
         ({"model.options.note": "3"}, "model.options.note = 3 (from --set): must be text"),
         ({"reward.scorer": "own_reward:COLORFUL"}, "cannot be imported (AttributeError"),
     ],
@@ -106,5 +122,5 @@ def test_a_run_of_what_another_package_adds(package: Path):
 def test_their_options_are_checked_before_anything_starts(package: Path, change: dict[str, str], says: str):
     ran = trained(package, **change)
     assert ran.returncode != 0
-    assert says in " ".join(ran.stderr.split())
+    assert says in " ".join(ran.stdout.split())
     assert not Home(package / "home").database.exists(), "nothing was started"

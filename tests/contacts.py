@@ -26,11 +26,7 @@ _NAMES = 53
 
 
 def contacts(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    cwd: Path,
-    trace: Path,
-    limit_s: float,
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, trace: Path, limit_s: float
 ) -> set[str]:
     """Run a command to its end; returns what it turned to: addresses, and names that it looked up."""
     follow = ("-f", "--seccomp-bpf", "-qq", "-yy", "-s", "300", "-e", f"trace={_CALLS}")

@@ -44,11 +44,7 @@ def begin(store: RunStore, run_id: str, pid: int, **tracking: Any) -> RunConfig:
 
 
 def commit(
-    store: RunStore,
-    run_id: str,
-    *iterations: int,
-    life: int = 0,
-    metrics: Mapping[str, float] | None = None,
+    store: RunStore, run_id: str, *iterations: int, life: int = 0, metrics: Mapping[str, float] | None = None
 ) -> None:
     """Commit iterations, each at its time; those of a later life come after all that was before."""
     for iteration in iterations:

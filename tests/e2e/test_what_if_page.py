@@ -19,14 +19,7 @@ from tests.dashboard_page import figures, opened_page, page_file, ran, sentences
 from tests.sample_run import write_sample_run
 from ui.elements.formatting import markdown_text
 from ui.pages.what_if import question as asking
-from ui.pages.what_if.data import (
-    FIGURES,
-    Asked,
-    in_words,
-    policy_figures,
-    policy_table,
-    read_time_line,
-)
+from ui.pages.what_if.data import FIGURES, Asked, in_words, policy_figures, policy_table, read_time_line
 from ui.pages.what_if.question import Question, ask, trace_names
 
 PAGE = page_file("what_if")

@@ -8,14 +8,7 @@ import os
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.record.ledger import (
-    Ledger,
-    Spent,
-    StandbyAccount,
-    UnjoinedDevice,
-    WorkerAccount,
-    read_ledger,
-)
+from storage.record.ledger import Ledger, Spent, StandbyAccount, UnjoinedDevice, WorkerAccount, read_ledger
 from storage.record.queries import devices as device_queries
 from storage.record.records import (
     DeviceEvent,

@@ -80,10 +80,7 @@ def test_all_three_have_each_figure_once(store: RunStore, monkeypatch: pytest.Mo
     assert set(recorded) >= {"score/reward_mean", "score/evaluation_score", "exploration/odd-u003a-name"}
     [(_, missing)] = recorded.pop("exploration/missing")
     assert math.isnan(missing)
-    for found in (
-        mlflow_points(store.home.mlflow_uri, "r"),
-        wandb_points(store.home.path, "r"),
-    ):
+    for found in (mlflow_points(store.home.mlflow_uri, "r"), wandb_points(store.home.path, "r")):
         assert math.isnan(found.pop("exploration/missing")[0][1])
         assert found == recorded
     found = tensorboard_points(store.home, "r")

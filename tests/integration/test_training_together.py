@@ -68,9 +68,7 @@ def test_an_iteration_by_two_equals_one_by_a_single_trainer_within_rounding(fres
     states = fresh.collect().intervals
     prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
     for delivered, sample in zip(
-        rolled.delivered,
-        alone.generate(rollout_requests(rolled.plan, prompts, config.seed, 0)),
-        strict=True,
+        rolled.delivered, alone.generate(rollout_requests(rolled.plan, prompts, config.seed, 0)), strict=True
     ):
         assert np.array_equal(delivered.sample.image_HWC, sample.image_HWC), "to the bit, on any device"
         assert np.array_equal(delivered.sample.trajectory.log_prob_W, sample.trajectory.log_prob_W)

@@ -79,10 +79,7 @@ def test_under_any_schedule_the_plan_is_whole(data):
     prompts = list(range(data.draw(st.integers(1, 4))))
     kept = data.draw(st.integers(1, len(prompts)))
     plan = PlannerSettings(
-        group,
-        kept,
-        candidates=data.draw(st.integers(group, 12)),
-        budget=data.draw(st.integers(0, 40)),
+        group, kept, candidates=data.draw(st.integers(group, 12)), budget=data.draw(st.integers(0, 40))
     )
     history = ScoreHistory(5.0)
     planner = DraftPlanner(prompts, plan, [Arm()], history.past(prompts, 1), (1, 2))

@@ -17,13 +17,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.evaluations.strategies import compared_strategies, in_words, strategy_arms
 from storage.home import Home
-from storage.record.records import (
-    EvaluationRecord,
-    IterationRecord,
-    JudgedImage,
-    SampleRecord,
-    StateInterval,
-)
+from storage.record.records import EvaluationRecord, IterationRecord, JudgedImage, SampleRecord, StateInterval
 from storage.record.run_store import RunStore
 from tasks.inputs import judge_digests
 from tests.tampering import set_run

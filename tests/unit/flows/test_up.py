@@ -21,15 +21,7 @@ import pytest
 import flows.progress as progress
 from flows.deployed import up as module
 from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE
-from flows.deployed.up import (
-    check_schedule,
-    down,
-    left_of,
-    sole_supervisor,
-    state_file,
-    up,
-    where_to_look,
-)
+from flows.deployed.up import check_schedule, down, left_of, sole_supervisor, state_file, up, where_to_look
 from flows.server.children import Child
 from flows.server.dashboards import serve
 from flows.server.note import ServerNote, password_file, reachable, read_note

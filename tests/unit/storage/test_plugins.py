@@ -271,7 +271,7 @@ def test_another_kind_is_refused(module: Write):
             {"steps": 1, "zzzzzz": 0},
             [
                 "a.options.zzzzzz: no such setting; section a.options has steps, colour, model, processor"
-                + DROPPED,
+                + DROPPED
             ],
         ),
         (

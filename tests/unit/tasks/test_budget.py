@@ -23,11 +23,7 @@ from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tasks.inputs import refuse_unfit_facts
-from tasks.iteration.budget import (
-    end_at_spent_budget,
-    refuse_spent_budget,
-    spending,
-)
+from tasks.iteration.budget import end_at_spent_budget, refuse_spent_budget, spending
 from tasks.iteration.session import Session
 from tests.sample_run import evaluation_record, iteration_record
 from tests.tampering import set_run

@@ -26,12 +26,7 @@ from storage.home import Home
 from storage.record import mirror as mirror_module
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import PART_FILE
-from storage.record.mirror import (
-    CheckpointMirror,
-    copy_to_mirror,
-    fetch_from_mirror,
-    refuse_if_continued,
-)
+from storage.record.mirror import CheckpointMirror, copy_to_mirror, fetch_from_mirror, refuse_if_continued
 from storage.record.records import DeviceEvent
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows

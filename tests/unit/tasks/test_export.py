@@ -22,14 +22,7 @@ from storage.model_card import public
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tasks.export import export_run
-from tests.pipeline_reference import (
-    EXACT,
-    difference,
-    family_config,
-    own_pipeline,
-    run_pipeline,
-    run_sampler,
-)
+from tests.pipeline_reference import EXACT, difference, family_config, own_pipeline, run_pipeline, run_sampler
 from tests.sample_run import evaluation_record
 from tests.tampering import set_run
 from tests.tiny_pipelines import save_pipeline

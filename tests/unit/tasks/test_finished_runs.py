@@ -30,11 +30,7 @@ class Ends:
 
 @pytest.mark.parametrize(
     ("to", "failure", "ends"),
-    [
-        (["mlflow"], "", [("finished", True)]),
-        (["mlflow"], "no room", [("finished", False)]),
-        ([], "", []),
-    ],
+    [(["mlflow"], "", [("finished", True)]), (["mlflow"], "no room", [("finished", False)]), ([], "", [])],
 )
 def test_readers_get_the_report_if_it_can_be_made(
     to: list[str], failure: str, ends: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

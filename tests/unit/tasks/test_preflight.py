@@ -318,11 +318,7 @@ def test_files_that_are_gone(copied_config: RunConfig, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("strategy", "words"),
-    [
-        ("plain", "12 images"),
-        ("stale", "12 images"),
-        ("auto", "12 images (20 while nothing is explored)"),
-    ],
+    [("plain", "12 images"), ("stale", "12 images"), ("auto", "12 images (20 while nothing is explored)")],
 )
 def test_the_images_of_an_iteration_are_those_that_it_trains_on(strategy: str, words: str):
     """Three prompt groups of four are trained on, of five explored; `auto` trains on all of five at first."""

@@ -13,13 +13,7 @@ from PIL import Image
 
 from storage.errors import PromptFileError
 from storage.prompts.files import load_prompts, prompt_of, source_files
-from storage.prompts.sources import (
-    as_data_uri,
-    check_pair,
-    check_source,
-    read_source,
-    thumbnail,
-)
+from storage.prompts.sources import as_data_uri, check_pair, check_source, read_source, thumbnail
 from tasks.inputs import _digest_prompts
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)

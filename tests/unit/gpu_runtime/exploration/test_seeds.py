@@ -37,7 +37,7 @@ PLAN = SeedPlan(
 
 def session() -> Any:
     return SimpleNamespace(
-        runtime=SimpleNamespace(train_prompts=[PromptRecord(n, f"prompt {n}") for n in range(10)]),
+        runtime=SimpleNamespace(train_prompts=[PromptRecord(n, f"prompt {n}") for n in range(10)])
     )
 
 

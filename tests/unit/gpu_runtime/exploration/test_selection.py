@@ -7,10 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.selection import (
-    max_variance_subset,
-    random_spread,
-)
+from gpu_runtime.exploration.selection import max_variance_subset, random_spread
 
 
 def test_two_extremes_of_each_side():

@@ -8,12 +8,7 @@ import pytest
 
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.exploration.registry import (
-    STRATEGIES,
-    StrategyPlugin,
-    build_explorer,
-    strategy_of,
-)
+from gpu_runtime.exploration.registry import STRATEGIES, StrategyPlugin, build_explorer, strategy_of
 from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent

@@ -76,8 +76,7 @@ GARBAGE = {
     "wrong offsets": (writes(WEIGHTS, struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 16), "it is cut off"),
     "wrong sizes": (
         writes(
-            WEIGHTS,
-            struct.pack("<Q", len(HEADER) - 7) + HEADER.replace(b"999999999", b"16") + b"\0" * 16,
+            WEIGHTS, struct.pack("<Q", len(HEADER) - 7) + HEADER.replace(b"999999999", b"16") + b"\0" * 16
         ),
         "is no safetensors file|but the files of weights have 1 tensors",
     ),
@@ -97,10 +96,7 @@ GARBAGE = {
         "by config.json; one of the two|tensors that its config.json knows nothing of",
     ),
     "wider": (sets(CONFIG, attention_head_dim=64), "by config.json; one of the two is of another model"),
-    "heads beyond memory": (
-        sets(CONFIG, num_attention_heads=10**9),
-        "is no .*Storage size",
-    ),
+    "heads beyond memory": (sets(CONFIG, num_attention_heads=10**9), "is no .*Storage size"),
     "no number": (sets(CONFIG, num_attention_heads="many"), "is no "),
     "no heads": (sets(CONFIG, num_attention_heads=0), "is no |by config.json"),
     "weights lost": (

@@ -46,10 +46,7 @@ def test_it_learns_and_repeats_to_the_bit(name: str, tmp_path: Path) -> None:
     assert seen == [(step, 50) for step in range(1, 51)]
     assert (first.loss_at_start, first.loss_at_end) == (second.loss_at_start, second.loss_at_end)
     assert first.sparse_folder is not None and second.sparse_folder is not None
-    for one, other in (
-        (first.main_folder, second.main_folder),
-        (first.sparse_folder, second.sparse_folder),
-    ):
+    for one, other in ((first.main_folder, second.main_folder), (first.sparse_folder, second.sparse_folder)):
         mine, its = weights(one), weights(other)
         assert all(torch.equal(mine[name], its[name]) for name in mine)
     assert EmbeddedModel.load(first.sparse_folder).settings.training["training_steps_done"] == 20

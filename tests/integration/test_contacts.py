@@ -49,29 +49,11 @@ def test_what_a_child_turns_to_elsewhere_is_seen(tmp_path: Path):
     assert found == {"192.0.2.1:9", "mobile.example"}
 
 
-LIBRARY = """
-import spotlight
-small = {"algorithm.prompts_per_iteration": 4, "exploration.prompts": 6, "exploration.candidates": 6}
-small |= {"iterations": 2, "exploration.monitor_prompts": 2, "evaluation.prompts": 8}
-small |= {"prompts.evaluate": "builtin:smoke-evaluate"}
-spotlight.train("glyphs-stale", settings=small, cluster="local")
-"""
-
-
-@pytest.mark.slow
-def test_a_run_by_the_library_turns_to_this_machine_alone(tmp_path: Path):
-    """On local processes; that of the demo below is on Ray."""
-    trace = tmp_path / "trace"
-    command = [sys.executable, "-c", LIBRARY]
-    found = contacts(command, environment(tmp_path / "home"), ROOT, trace, 1000)
-    assert found == set()
-    assert {path.name for path in tmp_path.iterdir()} <= {"home", "trace"}
-
-
 SMALL = {
     "SPOTLIGHT_ALGORITHM__PROMPTS_PER_ITERATION": "4", "SPOTLIGHT_EXPLORATION__PROMPTS": "6",
     "SPOTLIGHT_EXPLORATION__CANDIDATES": "6", "SPOTLIGHT_EXPLORATION__MONITOR_PROMPTS": "2",
     "SPOTLIGHT_EVALUATION__PROMPTS": "8", "SPOTLIGHT_PROMPTS__EVALUATE": "builtin:smoke-evaluate",
+    "SPOTLIGHT_RUNTIME__SCORER_WORKERS": "1",
 }  # fmt: skip
 """Makes the demo's images a tenth as many."""
 
@@ -79,6 +61,7 @@ DEMO = re.search(r"^demo:.*\n\t\$\(BIN\)/spotlight (.+)$", (ROOT / "Makefile").r
 """What `make demo` types."""
 
 THEN = """
+import spotlight
 from storage.home import Home
 from tests.dashboard_page import UI, opened_page
 from tests.running_up import running_up
@@ -86,12 +69,13 @@ for page in sorted(UI.glob("pages/*/page.py")):
     opened_page(page, {"run": "demo"})
 with running_up(Home.from_environment()) as up:
     assert up.client.get(up.dashboard).is_success
+    spotlight.train("smoke", iterations=1, cluster="local")
 """
-"""A look at all pages of the dashboard, and at its server."""
+"""A look at all pages of the dashboard, and at its server; a run by the library on local processes."""
 
 
 @pytest.mark.slow
-def test_a_demo_its_report_and_its_pages_turn_to_this_machine_alone(tmp_path: Path):
+def test_a_demo_its_report_its_pages_and_a_run_by_the_library_turn_to_this_machine_alone(tmp_path: Path):
     """Two small iterations of it on Ray, one explored; its evaluations, MLflow, the report and the dashboard.
 
     Its last lines are those that the README shows, but for the bar of a terminal.

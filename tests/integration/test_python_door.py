@@ -32,6 +32,7 @@ print("second", second.run_id, run.status)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SPOTLIGHT_RUNTIME__CLUSTER", "local")
+    monkeypatch.setenv("SPOTLIGHT_RUNTIME__SCORER_WORKERS", "1")
     return Home(tmp_path / "home")
 
 
@@ -59,37 +60,35 @@ def test_a_notebook_shows_a_recorded_run_with_its_chart_and_images(home: Home, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_example_s_notebook_runs(home: Home, tmp_path: Path):
+def test_the_example_s_notebook_and_the_document_s_code_run_and_another_run_follows(
+    home: Home, tmp_path: Path
+):
+    """In one kernel, whose runs use one another's server."""
     example = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
     codes = [cell["source"] for cell in example.cells if cell["cell_type"] == "code"]
-    book = ran_in_a_kernel(tmp_path, *codes)
-    [bar] = [out["data"]["text/plain"] for out in book.cells[0]["outputs"] if "2/2" in str(out.get("data"))]
+    [code] = python_of("docs/reference/python.md")
+    book = ran_in_a_kernel(tmp_path, *codes, code.replace('"glyphs"', '"smoke"'), AGAIN)
+    trained, *shown = book.cells[:-2]
+    [bar] = [out["data"]["text/plain"] for out in trained["outputs"] if "2/2" in str(out.get("data"))]
     assert "━" in bar and "reward 0." in bar and "0:00:00 left" in bar
-    outputs = [cell["outputs"][-1]["data"] for cell in book.cells[1:]]
+    outputs = [cell["outputs"][-1]["data"] for cell in shown]
     assert [next(iter(kind for kind in data if kind != "text/plain")) for data in outputs] == [
         "text/html", "application/vnd.plotly.v1+json", "text/html"
     ]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_document_s_code_trains_evaluates_exports_and_a_second_run_follows(home: Home, tmp_path: Path):
-    [code] = python_of("docs/reference/python.md")
-    book = ran_in_a_kernel(tmp_path, code.replace('"glyphs"', '"smoke"'), AGAIN)
-    first, second = (
+    of_document, again = (
         "".join(out["text"] if "text" in out else out["data"]["text/plain"] + "\n" for out in cell["outputs"])
-        for cell in book.cells
+        for cell in book.cells[-2:]
     )
-    assert "Traceback" not in first + second and "Unable to connect" not in first + second
-    assert second.rstrip().endswith("second second finished")
+    assert "Traceback" not in of_document + again and "Unable to connect" not in of_document + again
+    assert again.rstrip().endswith("second second finished")
     rows = RunStore(home).runs()
-    assert [(row.status, row.last_iteration) for row in rows] == [("finished", 1), ("finished", 4)]
+    assert [(row.status, row.last_iteration) for row in rows] == [
+        ("finished", 1), ("finished", 4), ("finished", 2)
+    ]  # fmt: skip
     assert (tmp_path / "my-weights" / "README.md").is_file()
     with sqlite3.connect(f"{(home.prefect / 'prefect.db').as_uri()}?mode=ro", uri=True) as books:
         states = books.execute("SELECT name, state_type FROM flow_run ORDER BY created").fetchall()
     assert {state for _, state in states} == {"COMPLETED"}
-    assert [name for name, _ in states if name in (rows[0].run_id, rows[1].run_id)] == [
-        rows[1].run_id,
-        rows[0].run_id,
-    ]
-    assert len(states) == 3, "two trainings and an evaluation"
+    runs = [row.run_id for row in reversed(rows)]
+    assert [name for name, _ in states if name in runs] == runs
+    assert len(states) == 4, "three trainings and an evaluation"

@@ -180,6 +180,7 @@ class Fleet:
         """
         self.prepare(weights)
         if not requests:
+            self._enter_idle()
             return []
         accepts = partial(self._rolls_out, weights.version, other)
         phase = SamplePhase(requests, self._config.sampling, judge, accepts)
@@ -225,9 +226,13 @@ class Fleet:
             with self.sharing.phase(self, phase) as fleet:
                 self._dispatcher.run(fleet, phase, beside, other)
         finally:
-            for device in self._available:
-                if device.coming is None and not self._dispatcher.busy(device.name):
-                    self.enter(device.name, "idle")
+            self._enter_idle()
+
+    def _enter_idle(self) -> None:
+        """Record that the devices without a call are idle."""
+        for device in self._available:
+            if device.coming is None and not self._dispatcher.busy(device.name):
+                self.enter(device.name, "idle")
 
     @contextmanager
     def beside_training(self) -> Iterator[None]:

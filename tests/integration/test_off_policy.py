@@ -81,6 +81,16 @@ def test_the_chosen_drafts_are_the_samples_and_nothing_is_rolled_out(fresh):
     assert trained.report.ratio_deviation == 0 and trained.policy_version == 2
 
 
+def test_devices_that_have_nothing_to_draft_beside_training_are_idle(fresh):
+    """As in the last iteration of a run, in which all devices load weights and the trainers alone go on."""
+    _, _, _, plan = iterate(fresh, fresh.explore(1))
+    fresh.collect()
+    rolled = fresh.rollout(plan)
+    fresh.train(rolled, fresh.reward(rolled))
+    last = {interval.worker: interval.state for interval in fresh.collect().intervals}
+    assert last["spot-0"] == last["spot-1"] == "idle"
+
+
 def test_a_draft_equals_the_rollout_by_the_same_weights_to_the_bit(fresh):
     ahead = fresh.ahead(2)
     rolled = fresh.rollout(fresh.explore(1), ahead)

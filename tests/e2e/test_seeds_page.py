@@ -197,6 +197,18 @@ def test_an_exploring_run_whose_drafts_were_not_recorded(store: RunStore):
     assert "Pictures appear with the first iteration" in captions(page)
 
 
+def test_a_run_that_trains_on_its_drafts_has_no_newer_scores_to_compare(store: RunStore):
+    live_run(store)
+    record = explored(iteration_record("live", 1, time.time()))
+    for name in ("spearman", "kendall", "kept_overlap", "draft_error"):
+        record.metrics.pop(name, None)
+    record.metrics["off_policy_samples"] = 8.0
+    store.commit_iteration(record)
+    page = opened()
+    assert "Trained on its drafts" in page.info[0].value and "1.7x the variance" in page.info[0].value
+    assert "rank seeds well?" not in titles(page)
+
+
 @pytest.mark.parametrize(("prompts_an_iteration", "drawn"), [(2, False), (20, True)])
 def test_a_map_of_prompts_that_are_drafted_once_each_is_left_out(prompts_an_iteration: int, drawn: bool):
     rows = [

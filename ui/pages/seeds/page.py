@@ -66,6 +66,13 @@ def _show_seed_verdict(view: RunView) -> None:
         gain = f"ept groups have {value:.1f}x the variance of random ones."
         gain = f"By their drafts, k{gain}" if how == "by drafts" else f"K{gain}"
     ranks = _recent(view.metric("spearman"), _RECENT)
+    if not ranks.size and _trained_on_drafts(view):
+        st.info(
+            "**Trained on its drafts**: they were not rolled out again, so no newer scores tell how well the "
+            f"weights that made them rank seeds. {gain}",
+            icon=":material/grain:",
+        )
+        return
     if not ranks.size:
         st.info(
             "**Not known yet whether last iteration's weights rank seeds well**: no iteration has compared "
@@ -83,6 +90,10 @@ def _show_seed_verdict(view: RunView) -> None:
         now = f"now {ranks[-1]:.2f}, below {limit:g}"
         box, icon, text = st.warning, "warning", f"ranked seeds well, but not lately: {found}, {now}"
     box(f"**Last iteration's weights {text}. {gain}", icon=f":material/{icon}:")
+
+
+def _trained_on_drafts(view: RunView) -> bool:
+    return bool(_recent(view.metric("off_policy_samples")).any())
 
 
 def _show_seed_figures(view: RunView) -> None:
@@ -139,11 +150,12 @@ def _show_seeds(home: Path, view: RunView) -> None:
         return
     _show_seed_verdict(view)
     _show_seed_figures(view)
-    st.subheader("Stale against fresh")
-    left, right = st.columns(2)
-    with left:
-        _show_pairs(home, view, seeds)
-    right.plotly_chart(charts.rank_chart(view, view.least_spearman), key="ranks", config=PLOT_SETTINGS)
+    if not seeds.pairs.empty or not _trained_on_drafts(view):
+        st.subheader("Stale against fresh")
+        left, right = st.columns(2)
+        with left:
+            _show_pairs(home, view, seeds)
+        right.plotly_chart(charts.rank_chart(view, view.least_spearman), key="ranks", config=PLOT_SETTINGS)
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(home, view, seeds)

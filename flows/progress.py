@@ -134,7 +134,7 @@ class Reporter:
         unscored = f", the scorer failed on {failed} of them" if failed else ""
         self.note(
             f"held-out after iteration {record.iteration}: score {record.score:.3f}"
-            f"{self._exact(', exact match {:.1%}', record.exact)} over {compared} prompts "
+            f"{self._exact(', exact match {:.1%}', record.exact)} over the {compared} prompts of each evaluation "
             f"({len(record.images)} images{unscored})"
         )
 

@@ -89,7 +89,7 @@ def _show_measure(row: DeltaGenerator, view: RunView, name: str, title: str) -> 
         else f"{100 * (now - before):+.0f} from {percent(before)}",
         delta_color="normal" if now != before else "off",
         delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX, height="stretch",
-        help="Mean over the held-out prompts, with the moving average of the weights.",
+        help="Mean over the held-out prompts of each evaluation, with the moving average of the weights.",
     )  # fmt: skip
 
 

@@ -134,8 +134,8 @@ class Reporter:
         unscored = f", the scorer failed on {failed} of them" if failed else ""
         self.note(
             f"held-out after iteration {record.iteration}: score {record.score:.3f}"
-            f"{self._exact(', exact match {:.1%}', record.exact)} over the {compared} prompts of each evaluation "
-            f"({len(record.images)} images{unscored})"
+            f"{self._exact(', exact match {:.1%}', record.exact)} over the {compared} prompts of each "
+            f"evaluation ({len(record.images)} images{unscored})"
         )
 
     def result(self, result: Mapping[str, Any]) -> None:

@@ -31,7 +31,10 @@ def test_plain_lines_without_a_terminal():
     assert lines[0] == "run glyphs-1: iteration 0 of 3"
     for number, line in enumerate(lines[1:4], 1):
         assert re.fullmatch(rf"\[ .* s\] iteration {number}/3: reward 0\..*18\.0 s", line)
-    assert re.fullmatch(r"held-out after iteration 3: score 0\..* over the 2 prompts of each evaluation \(8 images\)", lines[4])
+    assert re.fullmatch(
+        r"held-out after iteration 3: score 0\..* over the 2 prompts of each evaluation \(8 images\)",
+        lines[4],
+    )
     assert len(lines) == 5 and "\x1b" not in "".join(lines)
 
 

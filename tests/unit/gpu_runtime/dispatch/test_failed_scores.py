@@ -189,4 +189,4 @@ def test_the_result_and_the_terminal_tell(tmp_path: Path):
     first, second, held_out = screen.getvalue().splitlines()
     assert "not scored" not in first
     assert ", 3 not scored" in second
-    assert "over 2 prompts (8 images, the scorer failed on 1 of them)" in held_out
+    assert "over the 2 prompts of each evaluation (8 images, the scorer failed on 1 of them)" in held_out

@@ -109,11 +109,16 @@ class SequenceParallelMember:
         if epoch != self.epoch:
             raise GroupBrokenError(f"{self.name} is in the group of epoch {self.epoch}, not of {epoch}")
         try:
-            return work()
-        except RuntimeError as error:
+            result = work()
+            if self._group is not None and self._group.cut_off:
+                raise GroupBrokenError("called off while it computed")
+            return result
+        except Exception as error:
+            # Of a group that is broken off any error may come: numbers that are not finite, too.
             if self._group is None or not (self._watch.broken or is_group_failure(error)):
                 raise
-            reason = str(error).splitlines()[0]
+            reason = str(error).partition("\n")[0]
+            interrupt(self._model.device)
             self.leave()
             raise GroupBrokenError(f"the group of epoch {epoch} broke at {self.name}: {reason}") from None
 

@@ -40,6 +40,18 @@ _THREADS = 1  # of gloo; more help with several collectives at a time, which Uly
 _TURN = datetime.timedelta(seconds=0.05)
 """Longest wait for gloo between checks that the group is not called off; a collective's end ends it."""
 
+_SETTINGS = {
+    # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: unread
+    # megabytes in each process.
+    "TORCH_FR_BUFFER_SIZE": "0",
+    # By itself, torch ends a process whose peer is gone; here it goes on in another group.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # It also notes a failure in the driver's store, for good, by which it would end members of other groups.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+"""Environment variables, read by torch when it forms a group; an existing value stays."""
+
 
 class InstanceGroup:
     """A group of members that can reach each other; forming it waits for all of them.
@@ -49,7 +61,7 @@ class InstanceGroup:
         prefix: prefix of its keys; a new one for each group, or members would meet those of an old one.
         size: number of members, at least 2.
         timeout_s: longest wait for a peer that is not interrupted: a backstop.
-        device: device of the tensors; a CUDA device means NCCL, which is not tested.
+        device: device of the tensors; a CUDA device means NCCL, which is not tested on several GPUs.
         called_off: function that is True if the group is broken off; called while waiting for a peer.
 
     Raises:
@@ -104,14 +116,20 @@ class InstanceGroup:
         self._finish(dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         return bool(flag.item())
 
+    @property
+    def cut_off(self) -> bool:
+        """True if numbers that were received may be wrong: NCCL ends what is called off without an error."""
+        return self._cuda and self._called_off()
+
     def close(self) -> None:
         """Leave at once; peers that still wait for this member get an error."""
-        if not self._cuda:
-            shut_down_group()
+        if not self._cuda or self._called_off():  # NCCL would wait for peers to leave, too
+            interrupt(self._device)
         group = self.group
         del self.group
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+        with _another_thread_ends_it():
+            if dist.is_initialized():
+                dist.destroy_process_group()
         if self._left_behind is not None:
             # Releasing the group would wait for gloo's thread, until the time-out.
             threading.Thread(target=_keep, args=(group, self._left_behind), daemon=True).start()
@@ -134,16 +152,26 @@ class InstanceGroup:
         # A failed attempt has used up a name, which is part of the keys at which members meet.
         world: Any = dist.distributed_c10d._world
         world.group_count = 0
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        own, timeout = dist.PrefixStore(self._prefix, store), datetime.timedelta(seconds=timeout_s)
         try:
+            # gloo waits for a peer's connection when there is no socket yet to shut down, and NCCL where it
+            # cannot be aborted. So members first meet at the store, where they can be freed at any time;
+            # then only a peer that ends in between is waited for.
+            own.set(f"here/{rank}", "")
+            own.wait([f"here/{member}" for member in range(size)], timeout)
             dist.init_process_group(
                 "nccl" if self._cuda else _BACKEND,
-                store=dist.PrefixStore(self._prefix, store),
+                store=own,
                 rank=rank,
                 world_size=size,
-                timeout=datetime.timedelta(seconds=timeout_s),
+                timeout=timeout,
+                # Named, it is connected now; else the first denoising step would wait for that.
+                device_id=torch.device("cuda", torch.cuda.current_device()) if self._cuda else None,
             )
         except RuntimeError as error:
-            with contextlib.suppress(RuntimeError, AssertionError, ValueError):
+            with _another_thread_ends_it():
                 dist.destroy_process_group()
             raise GroupBrokenError(f"group {self._prefix} was not formed: {error}") from error
         finally:
@@ -177,11 +205,19 @@ def interrupt(device: torch.device) -> None:
     """
     if device.type != "cuda":
         shut_down_group()
-    elif dist.is_initialized():
+        return
+    with _another_thread_ends_it():
         dist.distributed_c10d._abort_process_group()
 
 
-def is_group_failure(error: RuntimeError) -> bool:
+@contextlib.contextmanager
+def _another_thread_ends_it() -> Iterator[None]:
+    """Ignore, while the default group is ended, that there is none, or that another thread is ending it."""
+    with contextlib.suppress(RuntimeError, AssertionError, ValueError):
+        yield
+
+
+def is_group_failure(error: Exception) -> bool:
     """Return True if an error came from a collective, and not from the model."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
@@ -189,18 +225,11 @@ def is_group_failure(error: RuntimeError) -> bool:
 def _gloo_on_this_instance(
     store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
 ) -> dist.ProcessGroupGloo:
-    # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: unread
-    # megabytes in each process. It looks once, when the first group of the process is made.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
     options = gloo._Options()
-    # gloo waits for a peer's connection when there is no socket yet to shut down. So members first meet at
-    # the store, where they can be freed at any time; then only a peer that ends in between is waited for.
     options._timeout = min(timeout, _CONNECT)
     options._threads = _THREADS
     options._devices = [gloo.create_device(hostname=GROUP_ADDRESS)]
-    store.set(f"here/{rank}", "")
-    store.wait([f"here/{member}" for member in range(size)], timeout)
     group = gloo(store, rank, size, options)
     group._set_default_timeout(timeout)
     return group

@@ -1,0 +1,113 @@
+"""A group on GPUs, where there is none: torch's backend `fake` stands for NCCL; its collectives do nothing.
+
+A collective of NCCL returns before its kernel has ended, and one that is aborted ends without an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpu_runtime.scheduling.group_layout import WorkerGroup
+from gpu_runtime.sequence_parallel.control_store import ControlStore
+from gpu_runtime.sequence_parallel.member import SequenceParallelMember
+from gpu_runtime.sequence_parallel.process_group import InstanceGroup, interrupt
+from storage.errors import GroupBrokenError, NonFiniteError
+from tests.running_up import wait_until
+from tests.tiny_model import TinyModel
+
+GPU = torch.device("cuda")
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def formed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What torch was asked for with each group; the environment that it would have read is in it."""
+    asked: list[dict[str, Any]] = []
+    init = dist.init_process_group
+
+    def form(backend: str, device_id: torch.device | None = None, **arguments: Any) -> None:
+        names = [name for name in os.environ if name.startswith("TORCH_")]
+        settings = {name: os.environ[name] for name in names}
+        asked.append({"backend": backend, "device": device_id, **arguments, **settings})
+        init("fake", **arguments)
+
+    from torch.testing._internal.distributed import fake_pg  # registers the backend
+
+    assert fake_pg
+    monkeypatch.setattr("os.environ", os.environ.copy())
+    monkeypatch.setattr(dist, "init_process_group", form)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    yield asked
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def group_of_two(store: dist.Store, called_off: Callable[[], bool] = lambda: False) -> InstanceGroup:
+    dist.PrefixStore("g/", store).set("here/1", "")  # the other member
+    return InstanceGroup(store, "g/", 0, 2, LIMIT_S, GPU, called_off)
+
+
+def test_members_meet_before_they_connect_and_torch_ends_no_process(formed: list[dict[str, Any]]):
+    with pytest.raises(GroupBrokenError, match="was not formed"):  # the other member does not come
+        InstanceGroup(dist.HashStore(), "g/", 0, 2, 0.1, GPU, lambda: False)
+    assert not formed
+    group_of_two(dist.HashStore())
+    (asked,) = formed
+    assert (asked["backend"], asked["device"]) == ("nccl", torch.device("cuda", 0))
+    assert asked["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == asked["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0"
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_a_group_that_is_called_off_is_aborted_and_another_one_can_be_formed(
+    formed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, aborted: bool
+):
+    off = False
+    group = group_of_two(dist.HashStore(), lambda: off)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: pytest.fail("it would wait for the others"))
+    off = True
+    if aborted:  # by the thread that watches
+        interrupt(GPU)
+        monkeypatch.undo()
+    group.close()
+    assert not dist.is_initialized()
+    interrupt(GPU)  # no group is left
+
+
+def test_what_is_received_in_a_group_that_is_called_off_does_not_count(formed: list[dict[str, Any]]):
+    store = ControlStore()
+    model: Any = TinyModel()
+    model.device = GPU
+    member = SequenceParallelMember("a", model, store.address, LIMIT_S)
+
+    def join(epoch: int) -> WorkerGroup:
+        place = WorkerGroup(epoch, 0, ("a", "b"))
+        dist.PrefixStore(place.prefix, store._store).set("here/1", "")
+        member.join(place, LIMIT_S)
+        return place
+
+    def call_off(place: WorkerGroup) -> str:
+        store.abort(place.prefix)
+        wait_until("it is called off", lambda: member._watch.broken)
+        return "the answer"
+
+    def not_finite(place: WorkerGroup) -> None:
+        call_off(place)
+        raise NonFiniteError("latents are not finite")
+
+    for epoch, work in enumerate((call_off, not_finite), 1):
+        place = join(epoch)
+        assert member.together(epoch, lambda: "done") == "done"
+        with pytest.raises(GroupBrokenError, match=f"the group of epoch {epoch} broke at a"):
+            member.together(epoch, lambda work=work, place=place: work(place))
+        assert member.epoch is None and not dist.is_initialized()
+    join(3)
+    with pytest.raises(NonFiniteError):  # of a group that stands it is an error of the model
+        member.together(3, lambda: (_ for _ in ()).throw(NonFiniteError("latents are not finite")))
+    member.leave()
+    assert not dist.is_initialized()

@@ -463,11 +463,20 @@ class PipelineModel(ABC):
         if self.settings.encoders == "resident":
             yield
             return
+        kept = [
+            (module, name, tensor, tensor.data)
+            for encoder in self._encoders.values()
+            for module in encoder.modules()
+            for name, tensor in (*module.named_parameters("", False), *module.named_buffers("", False))
+        ]
         self._move_encoders(self.device)
         try:
             yield
         finally:
-            self._move_encoders(torch.device("cpu"))
+            # They are frozen: what the device has of them is dropped, as copying it back takes seconds.
+            for module, name, tensor, data in kept:
+                tensor.data = data
+                setattr(module, name, tensor)
 
     def _move_encoders(self, device: torch.device) -> None:
         for encoder in self._encoders.values():

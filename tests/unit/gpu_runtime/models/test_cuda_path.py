@@ -114,21 +114,39 @@ def test_no_denoising_step_waits_for_the_one_before(asked: list[str]):
     assert asked[first : first + 4] == ["velocity"] * 4 and set(asked[first + 4 :]) == {"wait"}
 
 
-def test_a_pipeline_encodes_predicts_and_decodes_on_its_device(asked: list[str]):
+def qwen_image(**settings: Any) -> QwenImageModel:
+    """The tiny pipeline on the stand-in."""
     pipeline: Any = PIPELINES["qwen-image"]()
     parts = Parts(
         pipeline.transformer, pipeline.vae, pipeline.scheduler, {"text_encoder": pipeline.text_encoder},
         {"tokenizer": pipeline.tokenizer},
     )  # fmt: skip
-    settings = ModelConfig(
-        family="qwen-image", path="any", width=SIDE, height=SIDE, text_length=16, guidance=2.0
-    )
-    model = QwenImageModel(parts, settings, STAND_IN)
+    size = {"path": "any", "width": SIDE, "height": SIDE, "text_length": 16}
+    return QwenImageModel(parts, ModelConfig(family="qwen-image", **size, **settings), STAND_IN)
+
+
+def test_a_pipeline_encodes_predicts_and_decodes_on_its_device(asked: list[str]):
+    model = qwen_image(guidance=2.0)
     encoded = model.encode_prompts(["a sign", "two signs"])
     latents = torch.zeros(2, *model.latent_shape, device=STAND_IN)
     velocity = model.velocity(latents, torch.ones(2, device=STAND_IN), encoded)
     assert velocity.device == STAND_IN and velocity.dtype == torch.float32
     assert model.decode(latents).device.type == "cpu"
+
+
+def test_encoders_that_wait_on_the_cpu_are_not_copied_back(asked: list[str]):
+    model = qwen_image(encoders="offload")
+    encoder = model._encoders["text_encoder"]
+
+    def held() -> dict[str, tuple[torch.device, int]]:
+        tensors = (*encoder.named_parameters(), *encoder.named_buffers())
+        return {name: (tensor.device, tensor.data_ptr()) for name, tensor in tensors}
+
+    before = held()
+    assert {device.type for device, _ in before.values()} == {"cpu"}
+    for prompt in ("a sign", "two signs"):
+        assert model.encode_prompts([prompt]).embeds_BLE.device == STAND_IN
+        assert held() == before
 
 
 @pytest.fixture

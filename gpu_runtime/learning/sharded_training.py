@@ -110,10 +110,11 @@ class ShardedPolicy(Policy):
 
     def shard(self, full: Mapping[str, np.ndarray]) -> WeightState:
         """Return this process's part of a state."""
-        return {
-            name: local_shard(sharded_like(torch.from_numpy(np.array(full[name])), weight)).numpy().copy()
+        parts = {
+            name: local_shard(sharded_like(torch.from_numpy(np.array(full[name])), weight))
             for name, weight in self.trained.items()
         }
+        return {name: part.cpu().numpy().copy() for name, part in parts.items()}
 
     @contextmanager
     def reference(self) -> Iterator[None]:

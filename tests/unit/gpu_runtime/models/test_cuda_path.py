@@ -11,13 +11,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils import deterministic
 
 from gpu_runtime.cluster import fork_client
+from gpu_runtime.learning.sharded_training import ShardedPolicy
 from gpu_runtime.models import loading
 from gpu_runtime.models.families.qwen_image import QwenImageModel
 from gpu_runtime.models.files.pipeline_parts import Parts
@@ -147,6 +153,21 @@ def test_encoders_that_wait_on_the_cpu_are_not_copied_back(asked: list[str]):
     for prompt in ("a sign", "two signs"):
         assert model.encode_prompts([prompt]).embeds_BLE.device == STAND_IN
         assert held() == before
+
+
+def test_a_part_of_a_state_is_taken_to_the_cpu(asked: list[str]):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        assert dist.group.WORLD is not None
+        mesh = DeviceMesh.from_group(dist.group.WORLD, STAND_IN.type)
+        weight = distribute_tensor(torch.zeros(5, 3), mesh, [Shard(0)], src_data_rank=None)
+        policy: Any = SimpleNamespace(trained={"weight": weight})
+        part = ShardedPolicy.shard(policy, {"weight": np.ones((5, 3), np.float32)})
+    finally:
+        dist.destroy_process_group()
+    assert part["weight"].shape == (2, 3) and asked == ["wait"]
 
 
 @pytest.fixture

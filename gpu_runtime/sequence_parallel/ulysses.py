@@ -138,19 +138,6 @@ def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) 
     return SequenceShape(int(config[family.heads]), image_tokens, text_tokens, any_text)
 
 
-def refuse_attention(backend: str) -> None:
-    """Refuse an attention kernel, by diffusers' name, that works only on the tokens of one device.
-
-    Raises:
-        ConfigurationError: if it is one; with kernels that can be used.
-    """
-    if not _AttentionBackendRegistry._is_context_parallel_available(AttentionBackendName(backend)):
-        raise ConfigurationError(
-            f"attention backend {AttentionBackendName(backend).value} cannot be shared between devices; "
-            "set native, or on a GPU _native_cudnn"
-        )
-
-
 def _attention_modules(transformer: torch.nn.Module, family: Family) -> Iterator[Any]:
     for expert in experts_of(transformer):
         for module in expert.get_submodule(family.shared_part).modules():
@@ -171,5 +158,8 @@ def _backends(transformer: torch.nn.Module) -> set[AttentionBackendName]:
         chosen = getattr(processor, "_attention_backend", None)
         found.add(AttentionBackendName(chosen or _AttentionBackendRegistry.get_active_backend()[0]))
     for backend in found:
-        refuse_attention(backend)
+        if not _AttentionBackendRegistry._is_context_parallel_available(backend):
+            raise ConfigurationError(
+                f"attention backend {backend.value} cannot be shared between devices; set native"
+            )
     return found

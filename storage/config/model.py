@@ -46,10 +46,11 @@ class ModelConfig(Section):
     """Precision of transformer and text encoders; `auto` is bfloat16 on CUDA and float32 on the CPU. Images
     are decoded in float32; embedded models are always float32."""
 
-    attention: Literal["auto", "native", "_native_cudnn", "_native_flash", "flash", "_flash_3", "sage"] = (
-        "auto"
-    )
-    """Attention kernel, by diffusers' names; `auto` leaves diffusers' choice."""
+    # No gradient comes back through diffusers' `_flash_3` and `sage`, and torch refuses `_native_cudnn` where
+    # kernels have to be deterministic, as workers on a GPU demand.
+    attention: Literal["auto", "native", "_native_flash", "flash"] = "auto"
+    """Attention kernel, by diffusers' names; `auto` leaves diffusers' choice. Training with `flash` repeats
+    up to rounding only."""
 
     compile: bool = False
     """Compile the transformer's blocks (torch.compile): a worker's first calls take up to minutes, later ones

@@ -116,10 +116,8 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
     if settings.largest == 1:
         return []
     # Imported here: all families of diffusers, which a run that shares no sequence does not need.
-    from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
+    from gpu_runtime.sequence_parallel.ulysses import shape_of
 
-    if config.model.attention != "auto":
-        refuse_attention(config.model.attention)
     shape = shape_of(outline.transformer, *outline.sequence_lengths())
     for kind, degree in settings.by_kind.items():
         if degree == AUTO:

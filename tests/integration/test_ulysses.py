@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,3 +146,11 @@ def test_what_does_not_divide_is_refused_before_anything_is_computed():
 def test_an_unknown_transformer_is_refused():
     with pytest.raises(ConfigurationError, match="does not know Linear"):
         shape_of(torch.nn.Linear(2, 2), 16, 8)
+
+
+def test_a_kernel_that_cannot_share_is_refused():
+    transformer: Any = transformer_of("qwen")
+    transformer.set_attention_backend("_native_math")
+    group: Any = SimpleNamespace(size=2, rank=0)
+    with pytest.raises(ConfigurationError, match="attention backend _native_math cannot be shared"):
+        SharedSequence(transformer, group, shape_of(transformer, 16, 8))

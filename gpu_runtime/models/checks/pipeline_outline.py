@@ -15,7 +15,7 @@ from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
-_UNMASKED_KERNELS = ("flash", "_flash_3", "sage", "_native_flash")
+_UNMASKED_KERNELS = ("flash", "_native_flash")
 
 
 class PipelineOutline:
@@ -55,7 +55,7 @@ class PipelineOutline:
         if self.family.MASKED and settings.attention in _UNMASKED_KERNELS:
             raise ConfigurationError(
                 f"model.attention is {settings.attention}, which takes no mask, but {settings.family} hides "
-                "the padding of its text by one; use native or _native_cudnn"
+                "the padding of its text by one; use native"
             )
         load_scheduler(self.folder, family.SCHEDULER)
         self._tokenizers = load_tokenizers(self.folder)

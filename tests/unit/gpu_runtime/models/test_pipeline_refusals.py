@@ -146,7 +146,7 @@ UNKNOWN = "sequence parallelism does not know {}"
         ("sd3.5", {"model": {"height": 30}}, f"model.height is 30{SIZES.format(4)}, such as 32"),
         ("sd3.5", {"model": {"width": 128}}, "table of positions ends at 64 pixels: lower them"),
         ("sd3.5", {"model": {"text_length": 4, "negative_prompt": ""}}, "model.text_length is 4: shorten"),
-        ("sd3.5", {"model": {"attention": "sage"}}, "model.attention is sage, which cannot be had here"),
+        ("sd3.5", {"model": {"attention": "flash"}}, "model.attention is flash, which cannot be had here"),
         ("sd3.5", {"adaptation": {"targets": ["img_mlp.net.2"]}}, "names no layer of this model"),
         ("sd3.5", shared(4), "2 attention heads do not divide by degree 4"),
         ("qwen-image", {"model": {"attention": "flash"}}, "takes no mask"),
@@ -305,14 +305,6 @@ def test_text_that_does_not_divide_is_refused_with_the_length_that_would_do(
     even = shared(2, height=16, width=20, text_length=511)
     preflight.check(run_config(saved("qwen-image"), "qwen-image", **even))
     preflight.check(run_config(saved("wan2.2"), "wan2.2", **shared(2, text_length=511)))
-
-
-def test_a_kernel_that_cannot_share_is_refused(
-    whole: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("gpu_runtime.models.checks.pipeline_outline.choose_attention", lambda *_: None)
-    config = run_config(whole, "sd3.5", **shared(2, text_length=257, attention="_flash_3"))
-    assert "attention backend _flash_3 cannot be shared" in refusal(config)
 
 
 TWENTY = {"text_length": 0, "height": 20, "width": 20, "negative_prompt": ""}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from storage.config.run_config import RunConfig
 from storage.config.runtime import AUTO, RuntimeConfig
 from storage.errors import ConfigurationError
 from storage.record.records import Market
@@ -58,6 +60,31 @@ def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
         raise ConfigurationError(
             f"runtime.standby_workers = {runtime.standby_workers}, but the workers have GPUs, and a process "
             "that waits cannot be given a lost worker's GPU; set it to 0, or model.device=cpu"
+        )
+
+
+def refuse_shared_gpus(config: RunConfig, workers: int, gpus: float) -> None:
+    """Refuse devices that divide the weights, or share samples, if workers share GPUs.
+
+    Args:
+        workers: workers of the run.
+        gpus: GPUs for them and for the scorers.
+
+    Raises:
+        ConfigurationError: if there are fewer GPUs than workers; NCCL takes one process per GPU.
+    """
+    if config.divides_weights:
+        use = f"runtime.trainer_workers is {config.runtime.trainer_workers}"
+        without = "runtime.trainer_workers=1"
+    elif config.sequence_parallel.largest > 1:
+        use, without = "samples are shared", "all degrees of sequence_parallel to 1"
+    else:
+        return
+    left = math.floor(gpus - config.runtime.scorer_workers * config.runtime.scorer_gpu)
+    if workers > left:
+        raise ConfigurationError(
+            f"{use}, and {workers} workers would share {left} GPUs; each device that works with others needs "
+            f"a GPU of its own: lower runtime.spot_workers, or set {without}"
         )
 
 

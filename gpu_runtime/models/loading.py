@@ -9,7 +9,7 @@ from torch.utils import deterministic
 
 from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 from gpu_runtime.models.registry import family_of
-from storage.config.run_config import ModelConfig, RunConfig
+from storage.config.model import ModelConfig
 from storage.config.runtime import RuntimeConfig
 from storage.environment import CPU
 from storage.errors import ConfigurationError
@@ -92,25 +92,6 @@ def refuse_gpus_of_local_processes(runtime: RuntimeConfig, model: ModelConfig) -
         raise ConfigurationError(
             f"runtime.cluster=local starts workers on the CPU alone, and model.device={model.device} "
             "is a GPU here; set runtime.cluster=ray, or model.device=cpu"
-        )
-
-
-def refuse_shared_gpus(config: RunConfig) -> None:
-    """Refuse devices that divide the weights if workers of this machine share GPUs.
-
-    Raises:
-        ConfigurationError: if there are fewer GPUs than workers; NCCL takes one process per GPU.
-    """
-    training = config.runtime.trainer_workers
-    workers = config.runtime.least_workers
-    if not config.divides_weights or device_of(config.model).type != "cuda":
-        return
-    gpus = torch.cuda.device_count()
-    if workers > gpus:
-        raise ConfigurationError(
-            f"runtime.trainer_workers is {training}, and {workers} workers would share {gpus} GPUs; each "
-            "device that trains with others needs a GPU of its own: lower runtime.spot_workers, or set "
-            "runtime.trainer_workers=1"
         )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+import torch
 
-from gpu_runtime.cluster.slots import refuse_standbys_with_gpus
+from gpu_runtime.cluster.slots import refuse_shared_gpus, refuse_standbys_with_gpus
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
@@ -16,7 +17,6 @@ from gpu_runtime.models.loading import (
     outline_model,
     refuse_gpus_of_local_processes,
     refuse_missing_cuda,
-    refuse_shared_gpus,
 )
 from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 from gpu_runtime.models.registry import family_of
@@ -62,7 +62,8 @@ def check(config: RunConfig) -> list[str]:
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
         refuse_gpus_of_local_processes(config.runtime, config.model)
-        refuse_shared_gpus(config)
+        if device_of(config.model).type == "cuda":
+            refuse_shared_gpus(config, config.runtime.least_workers, torch.cuda.device_count())
         outline.check_machine(config, keeps_reference(config.algorithm, config.evaluation))
     scorer = build_scorer(config.reward)
     warnings = [*inputs.warnings, *_check_degrees(config, outline)]

@@ -37,7 +37,7 @@ from gpu_runtime.cluster.ray.ray_internals import (
     ray_processes,
     without_api_server,
 )
-from gpu_runtime.cluster.slots import refuse_standbys_with_gpus, worker_counts
+from gpu_runtime.cluster.slots import refuse_shared_gpus, refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
 from storage.errors import CapacityError, ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
@@ -141,6 +141,12 @@ class RayCluster(Cluster):
         if self._gpu_share and config.runtime.standby_workers:
             self.shutdown()
             refuse_standbys_with_gpus(config.runtime)
+        if 0 < self._gpu_share < 1:
+            try:
+                refuse_shared_gpus(config, workers, gpus)
+            except ConfigurationError:
+                self.shutdown()
+                raise
         if scorers and not self._gpu_share:
             self.shutdown()
             raise ConfigurationError(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from gpu_runtime.models import loading
+from gpu_runtime.cluster.slots import refuse_shared_gpus
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.rewards.registry import SCORERS
@@ -112,10 +112,16 @@ def test_devices_that_train_together_each_need_a_gpu_of_their_own(
     together = {"reserved_workers": 2, "trainer_workers": 2}
     with pytest.raises(ConfigurationError, match=r"trainer_workers is 2, and 4 workers would share 3 GPUs"):
         preflight.check(config(tmp_path, runtime=together | {"spot_workers": 2}))
-    loading.refuse_shared_gpus(config(tmp_path, runtime=together | {"spot_workers": 1}))
-    loading.refuse_shared_gpus(config(tmp_path, runtime={"reserved_workers": 2, "spot_workers": 2}))
+    refuse_shared_gpus(config(tmp_path, runtime=together | {"spot_workers": 1}), 3, 3)
+    refuse_shared_gpus(config(tmp_path, runtime={"reserved_workers": 2, "spot_workers": 2}), 4, 3)
     on_cpu = {"model": {"device": "cpu"}, "runtime": together | {"spot_workers": 2}}
-    loading.refuse_shared_gpus(config(tmp_path, **on_cpu))
+    preflight.check(config(tmp_path, **on_cpu))
+    judged = {"scorer_workers": 4, "scorer_gpu": 0.25, "spot_workers": 1}
+    with pytest.raises(ConfigurationError, match="and 3 workers would share 2 GPUs"):
+        refuse_shared_gpus(config(tmp_path, runtime=together | judged), 3, 3)
+    shared = {"runtime": {"spot_workers": 3}, "sequence_parallel": {"rollout": 2}}
+    with pytest.raises(ConfigurationError, match="samples are shared, and 4 workers would share 3 GPUs"):
+        preflight.check(config(tmp_path, **shared))
 
 
 def test_no_standby_where_workers_have_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

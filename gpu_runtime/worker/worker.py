@@ -57,8 +57,10 @@ if TYPE_CHECKING:  # all families of diffusers: seconds that the driver and devi
 _CONNECT_S = 30.0
 """Longest wait for the driver's store, which answers at once or cannot be reached."""
 
-# A torch before 2.8 raises a plain RuntimeError in place of the second one.
-_DEVICE_FAULTS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+_DEVICE_FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
+
+_FAULTS_SAY = ("CUDA error", "CUDA driver error", "cuDNN error")
+"""Beginnings of faults that torch raises as a plain RuntimeError, such as cuBLAS's and cuDNN's."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,8 +78,9 @@ def _loses_worker_on_fault(
     def guarded(worker: DeviceWorker, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(worker, *args, **kwargs)
-        except _DEVICE_FAULTS as error:
-            if worker._trainer is not None and not worker._is_spot:
+        except RuntimeError as error:
+            is_fault = isinstance(error, _DEVICE_FAULTS) or str(error).startswith(_FAULTS_SAY)
+            if not is_fault or (worker._trainer is not None and not worker._is_spot):
                 raise
             raise DeviceFaultError(f"{type(error).__name__}: {one_line(str(error))}") from error
 

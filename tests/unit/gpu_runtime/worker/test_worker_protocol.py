@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -50,22 +51,34 @@ def test_what_may_be_asked_is_what_the_worker_has():
         assert had == dict(inspect.signature(method).parameters), name
 
 
-@pytest.mark.parametrize("fault", ["OutOfMemoryError", "AcceleratorError"])
-def test_a_fault_of_the_device_is_the_loss_of_a_worker_and_an_error_of_a_trainer(fault: str):
-    kind: type[RuntimeError] = getattr(torch, fault)
-
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (torch.OutOfMemoryError, "CUDA says no"),
+        (torch.AcceleratorError, "CUDA says no"),
+        # cuBLAS and cuDNN have no class of their own.
+        (RuntimeError, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle )`"),
+        (RuntimeError, "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ],
+)
+def test_a_fault_of_the_device_is_the_loss_of_a_worker_and_an_error_of_a_trainer(
+    kind: type[RuntimeError], says: str
+):
     def fail(*_: object) -> None:
-        raise kind("CUDA says no")
+        raise kind(says)
 
     worker: Any = object.__new__(DeviceWorker)  # without a model
     worker._samples, worker._trainer = SimpleNamespace(advance=fail), None
-    with pytest.raises(DeviceFaultError, match=f"{fault}: CUDA says no"):
+    with pytest.raises(DeviceFaultError, match=re.escape(f"{kind.__name__}: {says}")):
         worker.advance_samples(0, 1)
     worker._trainer, worker._is_spot = "any", True
-    with pytest.raises(DeviceFaultError, match="CUDA says no"):
+    with pytest.raises(DeviceFaultError, match=re.escape(says)):
         worker.advance_samples(0, 1)
     worker._is_spot = False
-    with pytest.raises(kind, match="CUDA says no"):
+    with pytest.raises(kind, match=re.escape(says)):
+        worker.advance_samples(0, 1)
+    worker._trainer, worker._samples = None, SimpleNamespace(advance=lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # a fault of the code is none of the device
         worker.advance_samples(0, 1)
 
 

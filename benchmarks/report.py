@@ -56,8 +56,13 @@ def write_result(
     device: str = "cpu",
     module: str | None = None,
     began_at: str | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Write the figures with command, commit, device and date; arguments as of `finish`."""
+    """Write the figures with command, commit, device and date; arguments as of `finish`.
+
+    Args:
+        folder: of the file; None for that of the kept results.
+    """
     facts = environment()
     kept = {
         "benchmark": name,
@@ -68,8 +73,9 @@ def write_result(
         "versions": {name: value for name, value in facts.items() if name != "commit"},
         "figures": figures,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    folder = folder or RESULTS
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def nearest_rank(values: Sequence[float], share: float) -> float:

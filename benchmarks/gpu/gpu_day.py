@@ -127,27 +127,24 @@ class Day:
         named: device, date, commit and the like, of the result.
         stamp: device, date and commit of the stages that come now.
         by_stage: stages of an earlier try.
-        out: folder for the result and pictures; None writes none.
-        keep: write `benchmarks/results/gpu_day.json`, too.
+        folders: where the result is written.
     """
 
     def __init__(
-        self, named: Figures, stamp: Figures, by_stage: dict[str, Figures], out: Path | None, keep: bool
+        self, named: Figures, stamp: Figures, by_stage: dict[str, Figures], folders: Sequence[Path]
     ) -> None:
         self.by_stage = by_stage
-        self._named, self._stamp, self._out, self._keep = named, stamp, out, keep
+        self._named, self._stamp, self._folders = named, stamp, folders
 
     def take(self, name: str, found: Figures) -> None:
         """Put a stage's result into the place of an earlier one, and write all."""
         self.by_stage[name] = {**found, **self._stamp}
-        if self._keep:
-            write_result(NAME, self.figures(), self._named["device"], began_at=self._named["commit"])
-        if self._out is not None:
-            text = json.dumps({"benchmark": NAME, **self._named, "figures": self.figures()}, indent=2)
-            if self._keep:
-                text = (RESULTS / f"{NAME}.json").read_text(encoding="utf-8")
-            assert len(text) < _MOST_BYTES, "a result is read, and travels"
-            (self._out / f"{NAME}.json").write_text(text, encoding="utf-8")
+        for folder in self._folders:
+            write_result(
+                NAME, self.figures(), self._named["device"], began_at=self._named["commit"], folder=folder
+            )
+            size = (folder / f"{NAME}.json").stat().st_size
+            assert size < _MOST_BYTES, "a result is read, and travels"
 
     def figures(self) -> Figures:
         """The result as it is now."""
@@ -219,11 +216,16 @@ def main() -> None:
     named = {**stamp, "tiny": arguments.tiny, "machine": facts}
     path = RESULTS / f"{NAME}.json"  # with its stages those of now are merged
     kept = {} if arguments.tiny or not path.is_file() else json.loads(path.read_text("utf-8"))["figures"]
-    if wanted == "cuda" and kept and kept["device"] not in ("cpu", device) and arguments.keep:
-        sys.exit(f"the kept figures are of {kept['device']}, and this is {device}: move that file away first")
+    folders = [*([RESULTS] if arguments.keep else []), *([arguments.out] if arguments.out else [])]
+    if wanted == "cuda" and kept and kept["device"] not in ("cpu", device):
+        said = f"the kept figures are of {kept['device']}, and this is {device}"
+        if folders == [RESULTS]:
+            sys.exit(f"{said}: give --out, or move that file away first")
+        print(f"{said}: they stay, and no stage is merged with theirs", file=sys.stderr)
+        kept, folders = {}, [folder for folder in folders if folder != RESULTS]
     if wanted == "cpu" and kept.get("device", "cpu") != "cpu":  # the CPU's time beside a GPU's figures
         named = {name: kept[name] for name in named}
-    day = Day(named, stamp, kept.get("by_stage", {}), arguments.out, arguments.keep)
+    day = Day(named, stamp, kept.get("by_stage", {}), folders)
     setting = Setting(wanted, arguments.tiny, 0.0, arguments.out)
     usual_s = _TINY_BUDGET_S if arguments.tiny else _BUDGET_S if wanted == "cuda" else _CPU_BUDGET_S
     run(day, arguments.only, setting, (arguments.budget_s or usual_s) - process_age_s(), arguments.fault)

@@ -144,15 +144,15 @@ def test_a_stage_leaves_what_it_has_found_however_it_ends(fault: Fault | None, s
 
 
 def test_a_stage_that_is_killed_costs_no_other_one_and_another_try_replaces_it(tmp_path: Path):
-    named = {"device": "cpu", "date": "2026-11-27", "tiny": True}
-    day = Day(named, {}, {}, tmp_path, keep=False)
+    named = {"device": "cpu", "date": "2026-11-27", "commit": "abc", "tiny": True}
+    day = Day(named, {}, {}, [tmp_path])
     chosen = [Stage("one", 60.0, steady), Stage("two", 60.0, steady), Stage("three", 60.0, steady)]
     setting = Setting("cpu", True, 0.0)
     run(day, chosen, setting, 180.0, ("two", "kill"))
     written = json.loads((tmp_path / "gpu_day.json").read_text())["figures"]
     assert (written["stages"], written["failed"]) == (3, 1)
     assert [stage["status"] for stage in written["by_stage"].values()] == ["done", "failed", "done"]
-    again = Day(named, {}, written["by_stage"], tmp_path, keep=False)
+    again = Day(named, {}, written["by_stage"], [tmp_path])
     run(again, chosen[1:2], setting, 60.0, None)
     written = json.loads((tmp_path / "gpu_day.json").read_text())["figures"]
     assert (written["stages"], written["failed"]) == (3, 0)
@@ -205,6 +205,33 @@ def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
     alone = {name: result["figures"]["by_stage"][name] for name in ("learning_cpu",)}
     of_cpu = {**result, "figures": {**result["figures"], "device": "cpu", "by_stage": alone}}
     assert section(of_cpu).startswith(NOT_YET) and headline(of_cpu).startswith(NOT_YET)
+
+
+def test_figures_of_another_gpu_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def look(setting: Setting, report: Reporter) -> None:
+        report(device="NVIDIA H200", expandable_segments=True)
+
+    results, out = tmp_path / "results", tmp_path / "out"
+    results.mkdir()
+    before = json.dumps(kept(runtime={"status": "done", "seconds": 50.0, "figures": {}}))
+    (results / "gpu_day.json").write_text(before)
+    for module in (gpu_day, report):
+        monkeypatch.setattr(module, "RESULTS", results)
+    monkeypatch.setattr(gpu_day, "look", look)
+    monkeypatch.setattr(gpu_day, "stages", lambda: [Stage("bits", 60.0, steady)])
+    monkeypatch.setattr(gpu_day, "_FORKED", ())
+    monkeypatch.setattr(gpu_day, "process_age_s", lambda: 1.0)
+    monkeypatch.setattr("os.environ", os.environ.copy())
+    command = ["gpu_day", "--keep", "--commit", "def"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit, match="are of NVIDIA H100 80GB HBM3, and this is NVIDIA H200: give --out"):
+        gpu_day.main()
+    monkeypatch.setattr("sys.argv", [*command, "--out", str(out)])
+    gpu_day.main()
+    assert (results / "gpu_day.json").read_text() == before
+    found = json.loads((out / "gpu_day.json").read_text())
+    assert (found["device"], found["commit"]) == ("NVIDIA H200", "def")
+    assert found["figures"]["by_stage"].keys() == {"bits"}
 
 
 def test_a_time_line_has_a_row_for_each_device():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,19 @@ def test_a_machine_without_a_compiler_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(compiled_blocks, "_has_cpp_compiler", lambda: False)
     with pytest.raises(ConfigurationError, match=r"g\+\+\) is not on this machine.*model\.compile=false"):
         preflight.check(config)
+
+
+def test_triton_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch):
+    gpu = torch.device("cuda")
+    with pytest.raises(ConfigurationError, match=r"Triton \(comes with torch's CUDA builds\) is not on"):
+        compiled_blocks.refuse_missing_compiler(gpu)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"a C compiler \(gcc\), which Triton calls, is not on this"):
+        compiled_blocks.refuse_missing_compiler(gpu)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    compiled_blocks.refuse_missing_compiler(gpu)
 
 
 def test_a_transformer_without_named_blocks_is_refused():

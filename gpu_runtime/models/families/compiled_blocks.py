@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import torch
 
 from storage.errors import ConfigurationError
@@ -48,7 +51,9 @@ def refuse_missing_compiler(device: torch.device) -> None:
         # Imported here, as below: the compiler's modules take seconds, and most runs do not need them.
         from torch.utils._triton import has_triton
 
-        missing = None if has_triton() else "Triton (comes with torch's CUDA builds)"
+        has_c_compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
+        missing = None if has_c_compiler else "a C compiler (gcc), which Triton calls,"
+        missing = missing if has_triton() else "Triton (comes with torch's CUDA builds)"
     else:
         missing = None if _has_cpp_compiler() else "a C++ compiler (g++)"
     if missing:

@@ -276,7 +276,7 @@ def post_train_under_server(
     import httpx
 
     from flows.judges import judges_beside
-    from flows.process.ended_flow_runs import close_orphaned_flow_runs
+    from flows.process.ended_flow_runs import close_earlier_flow_runs
     from flows.server.prefect_server import prefect_server
 
     store = RunStore(home)
@@ -291,11 +291,7 @@ def post_train_under_server(
         try:
             if taken is not None:  # before its flow run is closed, which may be another process's by now
                 store.take_over(taken)
-            store.reconcile()
-            known = store.run(run_id) if store.folder(run_id).exists else None
-            if known is not None and known.status == "running":  # resumed by another process meanwhile
-                check_resumable(known, os.getpid())
-            close_orphaned_flow_runs([run_id], ended_at=known and known.ended_at)
+            close_earlier_flow_runs(store, run_id)
             reporter().note(f"Prefect UI: {ui_url}")
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)

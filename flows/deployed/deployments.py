@@ -29,7 +29,7 @@ from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionFo
 from flows.judges import judges_beside
 from flows.output import console
 from flows.process.cancellation import crashes_with_its_cluster, gone_soon_when_cancelled
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
+from flows.process.ended_flow_runs import close_earlier_flow_runs, close_flow_runs_of_ended_runs
 from flows.what_if_tables import print_tables
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
@@ -47,16 +47,17 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     Watch it in the dashboard. Cancel ends it in order; it can be resumed from its last iteration.
     """
     with _deployed() as home:
+        store = RunStore(home)
         if form.resume:
             run_id, config = form.resume, _resumed(home, form)
         else:
             iterations = [f"iterations={form.iterations}"] if form.iterations else []
             config = start.new_configuration(form.preset, [*form.settings, *iterations])
-            run_id = start.free_run_id(RunStore(home), config.name, name_given_in_prefect())
+            run_id = start.free_run_id(store, config.name, name_given_in_prefect())
         close_flow_runs_of_ended_runs(home)
         with RunLog(home, run_id).of_start(), judges_beside(config):
             run_preflight(config)
-            close_orphaned_flow_runs([run_id])
+            close_earlier_flow_runs(store, run_id)
             name_flow_run(run_id)
             from flows.post_train import train_run  # its libraries take seconds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import httpx
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.run_store import RunRow, RunStore
+from storage.record.run_store import RunRow, RunStore, check_resumable
 
 if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
@@ -61,6 +62,19 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
                     client.set_flow_run_state(flow_run.id, state, force=True)
     except (httpx.HTTPError, ObjectNotFound) as error:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
+
+
+def close_earlier_flow_runs(store: RunStore, run_id: str) -> None:
+    """Close the flow runs that killed processes left of a run on which this process is about to work.
+
+    Raises:
+        ConfigurationError: another process has resumed the run meanwhile; its flow run is left alone.
+    """
+    store.reconcile()
+    known = store.run(run_id) if store.folder(run_id).exists else None
+    if known is not None and known.status == "running":
+        check_resumable(known, os.getpid())
+    close_orphaned_flow_runs([run_id], ended_at=known and known.ended_at)
 
 
 def close_orphaned_flow_runs(

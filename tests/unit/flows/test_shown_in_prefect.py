@@ -21,7 +21,7 @@ import flows.artifacts
 from flows import start
 from flows.artifacts import name_given_in_prefect, show_links
 from flows.deployed import deployments
-from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, EvaluationForm, ReproductionForm
+from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, EvaluationForm, ReproductionForm, TrainingForm
 from flows.deployed.up import where_to_look
 from flows.process import ended_flow_runs
 from flows.run_identity import is_made_up
@@ -131,6 +131,28 @@ def test_of_two_that_resume_a_run_the_later_one_closes_no_flow_run_of_the_other(
     with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
         start.post_train_under_server(store.home, "r", RunConfig())
     assert closed == ([] if goes_on else [(["r"], store.run("r").ended_at)])
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_nor_does_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], goes_on: bool):
+    closed: list[Any] = []
+    store = RunStore(Home(tmp_path).ensure())
+    store.create_run("r", RunConfig(), {}, os.getppid())
+    store.set_status("r", "failed", "why")
+    ended_at = store.run("r").ended_at
+
+    def check(config: RunConfig) -> None:
+        if goes_on:
+            store.resume_run("r", os.getppid())
+
+    monkeypatch.setattr(deployments, "run_preflight", check)
+    monkeypatch.setattr("flows.post_train.train_run", Mock())
+    monkeypatch.setattr(
+        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: closed.append((names, ended_at))
+    )
+    with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
+        deployments.post_train_by_form.fn(TrainingForm(resume="r"))
+    assert closed == ([] if goes_on else [(["r"], ended_at)])
 
 
 def test_all_flow_runs_of_ended_runs_are_closed_though_prefect_answers_with_200(

@@ -13,6 +13,7 @@ import httpx
 
 from storage.errors import StorageError
 from storage.home import Home
+from storage.record.run_status import died_starting
 from storage.record.run_store import RunRow, RunStore, check_resumable
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _FLOWS_OF_RUNS = ["post-train", "reproduce"]
 """Flows whose flow run bears the name of its run."""
+
+_KILLED = "its process was killed"
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +59,14 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
                 began_at = _began_at(flow_run)
                 if row is None or row.ended_at is None or began_at is None:
                     continue
-                if began_at < row.ended_at:  # else it is resuming the run right now
+                if began_at < row.ended_at:
                     message = row.error or f"the run is {row.status}"
                     state = made.get(row.status, states.Crashed)(message=message)
-                    client.set_flow_run_state(flow_run.id, state, force=True)
+                elif died_starting(home, row):
+                    state = states.Crashed(message=_KILLED)
+                else:  # it is resuming the run right now
+                    continue
+                client.set_flow_run_state(flow_run.id, state, force=True)
     except (httpx.HTTPError, ObjectNotFound) as error:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
 
@@ -101,7 +108,7 @@ def close_orphaned_flow_runs(
             began_at = _began_at(orphan)
             is_later = ended_at is not None and began_at is not None and began_at >= ended_at
             if str(orphan.id) != flow_run.get_id() and not is_later:
-                client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
+                client.set_flow_run_state(orphan.id, Crashed(message=_KILLED), force=True)
 
 
 def _began_at(flow_run: FlowRun) -> float | None:

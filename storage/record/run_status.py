@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class RunLog:
     def starting(self) -> None:
         """Record that this process starts and works on the run from now on; earlier phases are over."""
         pid = os.getpid()
-        self._append("started", pid=pid, process_started_at=process_start_s(pid))
+        self._append("started", host=socket.gethostname(), pid=pid, process_started_at=process_start_s(pid))
         self._append("begin", message=START)
 
     @contextmanager
@@ -116,12 +117,13 @@ class Activity:
     """The activity of a run, from its log, read line by line.
 
     Attributes:
-        pid, process_started_at: process that wrote it last, and its start in seconds since the machine's
-            boot; None if unknown.
+        host, pid, process_started_at: process that wrote it last, and its start in seconds since the
+            machine's boot; None if unknown.
         phases: phases that have begun and not ended, with their start (Unix seconds).
         messages: latest messages and events, in order, from `read_activity`.
     """
 
+    host: str | None = None
     pid: int | None = None
     process_started_at: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
@@ -133,6 +135,11 @@ class Activity:
         return self.pid is not None and process_is_alive(self.pid, self.process_started_at)
 
     @property
+    def is_gone(self) -> bool:
+        """True if that process was one of this machine and has ended."""
+        return self.host == socket.gethostname() and not self.is_alive
+
+    @property
     def is_starting(self) -> bool:
         """True until the run's first phase has ended."""
         return START in self.phases
@@ -140,8 +147,8 @@ class Activity:
     def take(self, line: Any) -> Message | None:
         """Take the next line (a JSON value); return its message, or None if a person needs none."""
         match line:
-            case {"log": "started", "pid": int(pid), "process_started_at": float(process_started_at)}:
-                self.pid, self.process_started_at, self.phases = pid, process_started_at, {}
+            case {"log": "started", "host": str(host), "pid": int(pid), "process_started_at": float(began_s)}:
+                self.host, self.pid, self.process_started_at, self.phases = host, pid, began_s, {}
             case {"log": "begin", "happened_at": float(at), "message": str(text)}:
                 self.phases[text] = at
                 return Message(at, f"{text} begins")
@@ -168,12 +175,22 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
 
 def shown_status(row: RunRow, activity: Activity) -> str:
     """Return the recorded status, but `interrupted` if the process is gone, or `starting`."""
-    started_at = activity.phases.get(START)
     if row.status == "running" and may_be_alive(row.host, row.pid, row.process_started_at):
-        return "running" if started_at is None else "starting"
-    if started_at is not None and activity.is_alive and started_at > (row.ended_at or 0.0):
-        return "starting"  # it is being resumed by a process that has not recorded itself yet
+        return "starting" if activity.is_starting else "running"
+    if activity.is_alive and _begins_again(row, activity):
+        return "starting"
     return "interrupted" if row.status == "running" else row.status
+
+
+def died_starting(home: Home, row: RunRow) -> bool:
+    """Return True if the last process that began to resume an ended run died before it was recorded."""
+    activity = activity_of(home, row, 0)
+    return activity.is_gone and _begins_again(row, activity)
+
+
+def _begins_again(row: RunRow, activity: Activity) -> bool:
+    """Return True if a process began to resume the run after its end, and has not recorded itself yet."""
+    return activity.phases.get(START, 0.0) > (row.ended_at or 0.0)
 
 
 def activity_of(home: Home, row: RunRow, messages: int = 100) -> Activity:

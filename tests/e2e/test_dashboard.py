@@ -239,7 +239,7 @@ def test_the_log_of_a_process_that_is_gone_starts_no_run(store: RunStore):
     file = store.home.run("new") / EVENTS_FILE
     file.parent.mkdir(parents=True)
     file.write_text(
-        '{"log":"started","happened_at":1.0,"pid":4000000,"process_started_at":1.0}\n'
+        '{"log":"started","happened_at":1.0,"host":"here","pid":4000000,"process_started_at":1.0}\n'
         '{"log":"begin","happened_at":1.0,"message":"start"}\n'
     )
     assert opened(run="new").title[0].value == "No such run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +91,30 @@ def test_what_goes_on_is_left_alone(home: Home, process: subprocess.Popen[bytes]
     resuming = running("resumed")  # the flow run of the command that resumes it begins before the run does
     close_flow_runs_of_ended_runs(home)
     assert [state(one)[0] for one in (going, namesake, resuming)] == ["RUNNING"] * 3
+
+
+def test_that_of_a_resume_which_was_killed_before_the_record_had_it_is_closed(
+    home: Home, process: subprocess.Popen[bytes]
+):
+    store = RunStore(home)
+    store.create_run("begun", RunConfig(), {}, process.pid)
+    process.kill()
+    process.wait()
+    store.reconcile()
+    program = (
+        "import sys; from pathlib import Path; from storage.home import Home; "
+        "from storage.record.run_status import RunLog; "
+        f"RunLog(Home(Path({str(home.path)!r})), 'begun').starting(); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as resumes:
+        assert resumes.stdout is not None and resumes.stdout.readline()
+        flow_run_id = running("begun")
+        close_flow_runs_of_ended_runs(home)
+        assert state(flow_run_id)[0] == "RUNNING"
+        resumes.kill()
+    close_flow_runs_of_ended_runs(home)
+    assert state(flow_run_id) == ("CRASHED", "its process was killed")
 
 
 def test_the_guard_tells_a_server_that_lives(

@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from PIL import Image
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -40,6 +42,9 @@ _CLIP_QUALITY = 90
 
 _FFMPEG_LIMIT_S = 120.0
 """Seconds for a clip; one of 17 frames of 832x480 takes a few."""
+
+_KEPT_OUTPUTS = 20
+"""Evaluations whose workers' output stays."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,7 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: b
                 f"run {run_id!r} has no checkpoint in {home.path} to be scored; resume it with `spotlight "
                 f"resume {run_id}`, or train it again"
             )
-    output = home.logs / "evaluate" / str(os.getpid())
-    with open_cluster(config, output) as cluster, Runtime(config, cluster) as runtime:
+    with open_cluster(config, _output(home)) as cluster, Runtime(config, cluster) as runtime:
         if checkpoint is not None:
             runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
         whole = runtime.evaluate_prompts
@@ -87,6 +91,18 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: b
         evaluation = runtime.evaluate(prompts)
     iteration = checkpoint.iteration if checkpoint else 0
     return Evaluated(run_id, iteration, evaluation, prompts, started_at, now())
+
+
+def _output(home: Home) -> Path:
+    """Return the folder of what this evaluation's workers print; delete those of old evaluations."""
+    outputs = home.logs / "evaluate"
+    with suppress(OSError):  # another evaluation deletes them at the same moment
+        found = [folder for folder in outputs.glob("*") if folder.name.isdecimal()]
+        found.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in found[_KEPT_OUTPUTS:]:
+            if not psutil.pid_exists(int(folder.name)):
+                shutil.rmtree(folder)
+    return outputs / str(os.getpid())
 
 
 def scored_again(home: Home, config: RunConfig, run_id: str) -> Reference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -266,6 +267,18 @@ def test_a_checkpoint_scored_again_has_all_of_them(
     evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=again)
     assert (made[0].asked, made[0].weights) == ([prompts], ({"weights": b""}, 1))
     assert opened[0][0] is config and tmp_path in opened[0][1].parents
+
+
+def test_the_output_of_old_evaluations_goes(tmp_path: Path):
+    outputs = Home(tmp_path).logs / "evaluate"
+    alive = outputs / str(os.getppid())
+    ended = [outputs / str(2**22 + number) for number in range(25)]  # above the largest pid of Linux
+    for at, folder in enumerate([alive, *ended]):
+        folder.mkdir(parents=True)
+        (folder / "scorer-0.log").write_text("said")
+        os.utime(folder, (at, at))
+    assert evaluation._output(Home(tmp_path)) == outputs / str(os.getpid())
+    assert sorted(outputs.iterdir()) == sorted([alive, *ended[-20:]])
 
 
 def test_what_is_compared_is_what_the_scoring_began_with(

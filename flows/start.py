@@ -133,13 +133,15 @@ def evaluate(
     from storage.evaluations.separate import comparable
     from tasks.inputs import judge_digests
 
-    with stops_in_order("Stopped; nothing of the evaluation is kept."):
+    evaluation_id = ""
+    with stops_in_order(lambda: _evaluation_where_stopped(evaluation_id)):
         home = Home.from_environment().ensure()
         changes = [*settings, *cluster_setting(cluster, ray_address)]
         config, named = evaluated_configuration(home, run_id, preset, changes)
         look_at_inputs(config)
         earlier = None if compare is None else comparable(home, config, judge_digests(config), compare)
         folder = None if images is None else claim_folder(images, "--images")
+        evaluation_id = free_evaluation_id(home, config, None)
         reporter().note(f"starting an evaluation of {run_id or config.model.path}")
         # Prefect reads its settings when it is imported: the server comes first.
         with (
@@ -150,7 +152,7 @@ def evaluate(
             from flows.process.cancellation import signals_cancel
 
             with signals_cancel():
-                return evaluate_model(config, run_id, folder, earlier, preset=named)
+                return evaluate_model(config, run_id, folder, earlier, evaluation_id, named)
 
 
 def new_configuration(preset: str | None, settings: Given) -> RunConfig:
@@ -370,6 +372,13 @@ def _where_stopped(run_id: str | None, earlier: str) -> str:
         return earlier
     is_ours = row.host == socket.gethostname() and row.pid == os.getpid() and row.may_be_alive
     return _how_far(row) if is_ours else earlier
+
+
+def _evaluation_where_stopped(evaluation_id: str) -> str:
+    """Return what is kept of an evaluation whose process was stopped, perhaps after the evaluation's end."""
+    if evaluation_id and (Home.from_environment().evaluations / evaluation_id).exists():
+        return f"Evaluation {evaluation_id} had finished. Show it: spotlight evaluations {evaluation_id}"
+    return "Stopped; nothing of the evaluation is kept."
 
 
 def _how_far(row: RunRow) -> str:

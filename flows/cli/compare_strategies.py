@@ -12,6 +12,7 @@ import typer
 from flows import start
 from flows.cli.options import ClusterKind, Preset, RayAddress, Sets
 from flows.configuration import cluster_setting
+from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id
 from flows.server.dashboards import way_to_dashboard
@@ -79,17 +80,18 @@ def compare_strategies(
     for each in planned:
         if each.run_id in known:
             _refuse_unless_fitting(each, known[each.run_id])
-    for number, each in enumerate(planned, 1):
+    with stops_in_order("Stopped; the same command continues the comparison."):
+        for number, each in enumerate(planned, 1):
+            _refuse_two_rewards(planned, store)
+            reporter().note(f"run {number} of {len(planned)}: {each.run_id}")
+            row = known.get(each.run_id)
+            if row is None:
+                start.train(preset, each.settings, run_id=each.run_id)
+            elif row.config.iterations < iterations or row.status != "finished":
+                more = iterations if row.config.iterations < iterations else None
+                start.resume(each.run_id, iterations=more, cluster=cluster, ray_address=ray_address)
         _refuse_two_rewards(planned, store)
-        reporter().note(f"run {number} of {len(planned)}: {each.run_id}")
-        row = known.get(each.run_id)
-        if row is None:
-            start.train(preset, each.settings, run_id=each.run_id)
-        elif row.config.iterations < iterations or row.status != "finished":
-            more = iterations if row.config.iterations < iterations else None
-            start.resume(each.run_id, iterations=more, cluster=cluster, ray_address=ray_address)
-    _refuse_two_rewards(planned, store)
-    _show(home, planned, as_json)
+        _show(home, planned, as_json)
 
 
 def _chosen(strategies: str | None, own: str) -> list[str]:

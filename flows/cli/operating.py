@@ -23,7 +23,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import DEFAULT_PORT
 from flows.server.note import LOOPBACK, SERVER_PORT, reachable
-from storage.errors import ConfigurationError, DriftError, quoted
+from storage.errors import ConfigurationError, DriftError, RunNotFoundError, quoted
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore
 from storage.text import writable_file
@@ -150,7 +150,7 @@ def reproduce(
     from flows.server.prefect_server import prefect_server
 
     with (
-        stops_in_order("Stopped; nothing was compared."),
+        stops_in_order(lambda: _compared_when_stopped(home, again)),
         prefect_server(home, lambda: importlib.import_module("flows.reproduce")),
     ):
         from flows.process.cancellation import cancellable
@@ -165,6 +165,17 @@ def reproduce(
         done = reproduction_of(home, again)
     typer.echo(json.dumps(done.summary()))
     raise typer.Exit(1 if done.verdict == "drifted" else 0)
+
+
+def _compared_when_stopped(home: Home, again: str) -> str:
+    """Return the outcome of a reproduction whose process was stopped, perhaps after the comparison."""
+    from storage.evaluations.reproductions import reproduction_of
+
+    try:
+        done = reproduction_of(home, again)
+    except RunNotFoundError:
+        return "Stopped; nothing was compared."
+    return f"Stopped after the comparison: {done.verdict}: {done.message}"
 
 
 def _look_at_reference(home: Home, form: ReproductionForm, again: str) -> None:

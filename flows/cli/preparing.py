@@ -147,9 +147,15 @@ def pretrain(
     reporter().note(f"making the model {model}")
     from flows.server.prefect_server import prefect_server
 
-    with stops_in_order("Stopped; no model was saved."), prefect_server(home):
+    with stops_in_order(lambda: _saved_when_stopped(folder)), prefect_server(home):
         from flows.pretrain import pretrain as pretrain_flow
         from flows.process.cancellation import signals_cancel
 
         with signals_cancel():
             typer.echo(json.dumps(pretrain_flow(model, folder, seed)))
+
+
+def _saved_when_stopped(folder: str) -> str:
+    """Return which models were saved before the process was stopped, perhaps after the work's end."""
+    saved = sorted(weights.parts[-3] for weights in Path(folder).glob("*/transformer/*.safetensors"))
+    return f"Stopped; saved in {folder}: {', '.join(saved)}." if saved else "Stopped; no model was saved."

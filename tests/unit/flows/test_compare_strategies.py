@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from flows import start
 from flows.cli import command_line
+from flows.cli.compare_strategies import compare_strategies
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.evaluations.strategies import compared_strategies, in_words, strategy_arms
@@ -229,6 +231,17 @@ def test_a_comparison_goes_on_where_it_was_cut_off(
     assert "--iterations 6 or more" in compared(capsys, monkeypatch, "--iterations", "5")
     compared(capsys, monkeypatch, "--iterations", "8")
     assert runs.began[5:] == [(run_id, 8) for run_id in pairs[:2]], "finished runs go on"
+
+
+def test_who_stops_a_comparison_is_told_how_it_goes_on(
+    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    runs = _Runs(monkeypatch)
+    runs.after = lambda: os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        compare_strategies(2, "glyphs")
+    assert len(runs.began) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "Stopped; the same command continues the comparison."
 
 
 def test_a_rewards_file_that_changes_between_the_runs_is_refused(

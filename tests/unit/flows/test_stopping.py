@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flows import start
+from flows.cli import operating, preparing
+from flows.deployed.forms import ReproductionForm
 from flows.process import stopping
 from flows.process.stopping import Stopped, stops_in_order
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from storage.config.run_config import RunConfig
+from storage.evaluations.reproductions import Reproduction, write_reproduction
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record
@@ -155,3 +163,78 @@ def test_the_words_are_those_of_the_moment_at_which_the_signal_came(
     with pytest.raises(KeyboardInterrupt):
         start.train("smoke", ["iterations=9"], run_id="r") if begins == "new" else start.resume("r")
     assert capsys.readouterr().out.splitlines()[-1] == (said or EARLIER[begins])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_evaluation_that_had_finished_is_not_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: bool
+):
+    made: list[str] = []
+
+    def evaluate(
+        config: RunConfig, run_id: None, images: None, earlier: None, evaluation_id: str, preset: str
+    ) -> None:
+        made.append(evaluation_id)
+        if ended:
+            settings = config.model_dump(mode="json")
+            facts = SeparateEvaluation(evaluation_id, None, 0, 0, 1.0, 2.0, 0.5, 0.5, 0, None, settings, {})
+            EvaluationStore(Home(tmp_path)).commit(facts, [])
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
+    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext())
+    monkeypatch.setattr("flows.evaluate.evaluate_model", evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        start.evaluate(preset="smoke")
+    told = f"Evaluation {made[0]} had finished. Show it: spotlight evaluations {made[0]}"
+    said = told if ended else "Stopped; nothing of the evaluation is kept."
+    assert capsys.readouterr().out.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [((), "no model was saved."), (("a", "a-sparse"), "saved in {folder}: a, a-sparse.")],
+)
+def test_models_that_were_saved_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    saved: tuple[str, ...], said: str,
+):  # fmt: skip
+    def pretrain(model: str, out: str, seed: int) -> None:
+        for name in saved:
+            shutil.copytree(WEIGHTS_FOLDER / "shapes", Path(out) / name)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home: nullcontext())
+    monkeypatch.setattr("flows.pretrain.pretrain", pretrain)
+    folder = tmp_path / "models"
+    with pytest.raises(KeyboardInterrupt):
+        preparing.pretrain("shapes", str(folder), 0)
+    assert capsys.readouterr().out.splitlines()[-1] == f"Stopped; {said.format(folder=folder)}"
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_comparison_that_had_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], compared: bool
+):
+    def do_again(form: ReproductionForm, again: str) -> None:
+        if compared:
+            done = Reproduction(again, "smoke", "train", "was", again, 1.0, 2.0, "identical", "to the bit")
+            write_reproduction(Home(tmp_path), done)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr(operating, "_look_at_reference", lambda *_: None)
+    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext())
+    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda name: nullcontext())
+    monkeypatch.setattr(
+        "flows.reproduce.reproduce", SimpleNamespace(with_options=lambda flow_run_name: do_again)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        operating.reproduce(preset="smoke")
+    said = "after the comparison: identical: to the bit" if compared else "; nothing was compared."
+    assert capsys.readouterr().out.splitlines()[-1].removeprefix("Stopped").strip() == said

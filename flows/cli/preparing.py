@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import shlex
 import socket
 import sys
 import time
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,7 +61,7 @@ def score(
     from storage.pictures import read_frames
     from tasks.checks.quick_checks import judge_image
 
-    with redirect_stdout(sys.stderr):  # what the reward's own code prints
+    with _prints_to_stderr():
         config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])])
         try:
             image_HWC = read_frames(image.read_bytes())
@@ -68,6 +71,21 @@ def score(
             judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
     typer.echo(json.dumps(judged))
     raise typer.Exit(0 if judged["error"] is None else 1)
+
+
+@contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """Send to stderr what a reward's code, its C libraries and its child processes print meanwhile."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # C libraries hold back what they write to a pipe or a file
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def judge(

@@ -202,14 +202,20 @@ def test_resuming_with_and_without_ray(
     assert resumed.computes_like(config) and store.run("mine").config == config
 
 
-def test_a_judgement_alone_is_on_stdout(shell: Shell, tmp_path: Path):
+def test_a_judgement_alone_is_on_stdout(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+):
     (tmp_path / "mine.py").write_text(
-        "print('imported')\n\ndef r(image, prompt):\n    print('saw', prompt)\n    return 0.5\n"
+        "import ctypes, os, subprocess\nprint('imported')\n\n\n"
+        "def r(image, prompt):\n    print('saw', prompt)\n    ctypes.CDLL(None).puts(b'library')\n"
+        "    os.write(1, b'descriptor')\n    subprocess.run(['echo', 'child'])\n    return 0.5\n"
     )
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    shell = Shell(monkeypatch, capfd)
     code, out, error = shell("score", f"{tmp_path}/mine.py:r", f"{tmp_path}/image.png", "a cat")
     assert (code, json.loads(out)["value"]) == (0, 0.5)
-    assert "imported" in error and "saw a cat" in error
+    for printed in ("imported", "saw a cat", "library", "descriptor", "child"):
+        assert printed in error
 
 
 def test_resuming_with_other_prompts(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):

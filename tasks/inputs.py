@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.exploration.registry import STRATEGIES, strategy_of
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.files.lora_file import lora_files
 from gpu_runtime.models.registry import family_of
@@ -24,7 +24,9 @@ from storage.environment import (
     GIVES_VERDICT,
     JUDGE_DIGEST,
     NO_DRAFTS,
+    OBJECTIVE_DIGEST,
     REWARD_DIGEST,
+    STRATEGY_DIGEST,
     read_decisions,
     read_earlier_ends,
 )
@@ -44,7 +46,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
         `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of the list
         of digests and names that `sha256sum` prints of the model's files. A dataset of several files, a
         prompt file with the images that its rows name, and the adapter that a run starts from (`digest
-        adapter`) have such a list too. `judge_digests` follow.
+        adapter`) have such a list too. `code_digests` follow.
 
     Raises:
         ConfigurationError, PromptFileError, ModelError: a file is missing.
@@ -55,8 +57,20 @@ def input_digests(config: RunConfig) -> dict[str, str]:
         "digest prompts.evaluate": _digest_prompts(prompts.evaluate),
         "digest model": _digest_list(family_of(model).files(model)),
         **({"digest adapter": _digest_list(lora_files(adapter))} if adapter else {}),
-        **judge_digests(config),
+        **code_digests(config),
     }
+
+
+def code_digests(config: RunConfig) -> dict[str, str]:
+    """Return SHA-256 of the files in which a run's judges, strategy and objective are written.
+
+    Returns:
+        those of `judge_digests`, and likewise `digest exploration.strategy` and `digest algorithm.objective`.
+
+    Raises:
+        ConfigurationError: one of them does not exist, or an option of a scorer is wrong.
+    """
+    return {name: _digest_files(files) for name, files in _code_files(config).items()}
 
 
 def judge_digests(config: RunConfig) -> dict[str, str]:
@@ -70,6 +84,12 @@ def judge_digests(config: RunConfig) -> dict[str, str]:
         ConfigurationError: a scorer does not exist, or one of its options is wrong.
     """
     return {name: _digest_files(files) for name, files in _judge_files(config).items()}
+
+
+def _code_files(config: RunConfig) -> dict[str, list[Path]]:
+    strategy, objective = config.exploration.strategy, config.algorithm.objective
+    found = {STRATEGY_DIGEST: STRATEGIES.sources(strategy), OBJECTIVE_DIGEST: OBJECTIVES.sources(objective)}
+    return _judge_files(config) | {fact: files for fact, files in found.items() if files}
 
 
 def _judge_files(config: RunConfig) -> dict[str, list[Path]]:
@@ -126,7 +146,7 @@ def verdict_fact(reward: RewardConfig) -> dict[str, str]:
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:
-    """Refuse to resume a run with prompts, a model, an adapter or judges that differ from those at its start.
+    """Refuse to resume a run with prompts, a model, an adapter or code that differ from those at its start.
 
     Args:
         environment: the run's environment with the digests from its start; what has none passes.
@@ -143,7 +163,7 @@ def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> 
         "digest adapter": f"model.adapter = {model.adapter!r}",
         **{
             fact: f"{fact.removeprefix('digest ')} in {', '.join(map(str, files))}"
-            for fact, files in _judge_files(config).items()
+            for fact, files in _code_files(config).items()
         },
     }
     changed = [

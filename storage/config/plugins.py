@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
@@ -102,10 +103,14 @@ class Registry(Generic[Kind]):
         return self._imported(name, self._path(name, setting), setting)
 
     def sources(self, name: str) -> list[Path]:
-        """Return the files of a thing that was found; none for the project's own things.
+        """Return the files of the thing of that name; none for the project's own things.
 
         The first is its module's; the second that of its code, if it is written elsewhere and imported there.
+
+        Raises:
+            ConfigurationError: as `find` does.
         """
+        self.find(name)
         if name in self._own:
             return []
         path = self._path(name, "")
@@ -201,7 +206,11 @@ class Registry(Generic[Kind]):
 
 def lazily(path: str) -> Callable[..., Any]:
     """Return a function that imports what `package.module:Name` names, and calls it."""
-    return lambda *given: resolve_name(path)(*given)
+    return partial(_resolved, path)
+
+
+def _resolved(path: str, *given: Any) -> Any:
+    return resolve_name(path)(*given)
 
 
 def absolute_name(name: str) -> str:
@@ -223,12 +232,21 @@ def _named(path: str) -> Any:
 
 
 def _code_file(thing: Any) -> str | None:
-    """Return the file in which a function or class is written, below its decorators; None if unknown."""
+    """Return the file in which a function, a class or an object's class is written; None if unknown.
+
+    It is the one below decorators, `partial` and `lazily`.
+    """
     try:
-        file = inspect.getsourcefile(inspect.unwrap(thing))
-    except (TypeError, ValueError):  # another object, or it wraps itself
+        while isinstance(thing := inspect.unwrap(thing), partial):
+            if thing.func is _resolved:
+                spec = importlib.util.find_spec(thing.args[0].partition(":")[0])
+                return spec and spec.origin
+            thing = thing.func
+        return inspect.getsourcefile(
+            thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)
+        )
+    except (ImportError, TypeError, ValueError):  # no such module, one of C, or it wraps itself
         return None
-    return None if file == __file__ else file  # `lazily` makes a function of this file
 
 
 def _module(path: str) -> ModuleType:

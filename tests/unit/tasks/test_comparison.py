@@ -86,8 +86,11 @@ def test_a_setting_of_a_section_is_named_and_the_cluster_is_none():
     ]
 
 
-@pytest.mark.parametrize("fact", ["digest reward", "digest evaluation.judge"])
-def test_a_judges_file_that_one_run_does_not_record_is_no_difference(fact: str):
+@pytest.mark.parametrize(
+    "fact",
+    ["digest reward", "digest evaluation.judge", "digest exploration.strategy", "digest algorithm.objective"],
+)
+def test_a_file_of_code_that_one_run_does_not_record_is_no_difference(fact: str):
     recorded = reference(environment=environment(**{fact: "4" * 64}))
     assert compare(reference(), recorded, 0).causes == compare(recorded, reference(), 0).causes == []
 

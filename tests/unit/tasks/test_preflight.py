@@ -259,20 +259,54 @@ def test_the_file_of_a_reward_is_an_input(copied_config: RunConfig, tmp_path: Pa
         refuse_changed_inputs(of_parts, summed)
 
 
+def test_the_files_of_a_strategy_and_an_objective_are_inputs(
+    copied_config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mine = Path(shutil.copy(Path(__file__).parents[3] / "examples" / "own_strategy.py", tmp_path))
+    objective = tmp_path / "objective.py"
+    objective.write_text(
+        "from gpu_runtime.learning.registry import ObjectivePlugin\n\n"
+        "MINE = ObjectivePlugin(lambda *given: None)\n"
+    )
+    config = copied_config.changed(
+        exploration={"strategy": f"{mine}:BEST_AND_WORST"}, algorithm={"objective": f"{objective}:MINE"}
+    )
+    facts = input_digests(config)
+    refuse_changed_inputs(facts, config)
+    refuse_changed_inputs(input_digests(copied_config), config)  # it has no digest of them
+    for file in (mine, objective):
+        file.write_text(file.read_text() + "# changed\n")
+    said = (
+        r"exploration\.strategy in .*own_strategy\.py \(SHA-256 .*algorithm\.objective in .*objective\.py \("
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        refuse_changed_inputs(facts, config)
+    mine.unlink()
+    monkeypatch.delitem(sys.modules, f"file {mine}")
+    with pytest.raises(ConfigurationError, match=r"own_strategy\.py.* does not exist"):
+        refuse_changed_inputs(facts, config)
+
+
 def test_a_reward_that_a_package_imports_from_another_file_is_known_by_both(
     copied_config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     package = tmp_path / "reexporting"
     package.mkdir()
-    (package / "__init__.py").write_text("from reexporting.impl import blue, plugin\n")
+    (package / "__init__.py").write_text(
+        "from functools import partial\nfrom gpu_runtime.rewards.registry import ScorerPlugin\n"
+        "from reexporting.impl import blue, plugin, Judge\nfrom storage.config.plugins import lazily\n\n"
+        "called, half = Judge(), partial(blue)\nlazy = ScorerPlugin(lazily('reexporting.impl:Judge'))\n"
+    )
     impl = package / "impl.py"
     impl.write_text(
         "from gpu_runtime.rewards.registry import ScorerPlugin\n\n\n"
         "def blue(image, prompt):\n    return 1.0\n\n\n"
-        "class Judge:\n    pass\n\n\nplugin = ScorerPlugin(Judge)\n"
+        "class Judge:\n    def __call__(self, image, prompt):\n        return 1.0\n\n\n"
+        "plugin = ScorerPlugin(Judge)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("reexporting:blue", "reexporting:plugin"):
+    for name in ("blue", "plugin", "called", "half", "lazy"):
+        name = f"reexporting:{name}"
         config = copied_config.model_copy(update={"reward": RewardConfig(scorer=name)})
         facts = input_digests(config)
         impl.write_text(impl.read_text() + "# changed\n")

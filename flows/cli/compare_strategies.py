@@ -17,7 +17,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id
 from flows.server.dashboards import way_to_dashboard
 from storage.config.run_config import RunConfig
-from storage.environment import REWARD_DIGEST
+from storage.environment import OBJECTIVE_DIGEST, REWARD_DIGEST, STRATEGY_DIGEST
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore, check_iterations, check_resumable
@@ -82,7 +82,7 @@ def compare_strategies(
             _refuse_unless_fitting(each, known[each.run_id])
     with stops_in_order("Stopped; the same command continues the comparison."):
         for number, each in enumerate(planned, 1):
-            _refuse_two_rewards(planned, store)
+            _refuse_two_versions(planned, store)
             reporter().note(f"run {number} of {len(planned)}: {each.run_id}")
             row = known.get(each.run_id)
             if row is None:
@@ -90,7 +90,7 @@ def compare_strategies(
             elif row.config.iterations < iterations or row.status != "finished":
                 more = iterations if row.config.iterations < iterations else None
                 start.resume(each.run_id, iterations=more, cluster=cluster, ray_address=ray_address)
-        _refuse_two_rewards(planned, store)
+        _refuse_two_versions(planned, store)
         _show(home, planned, as_json)
 
 
@@ -126,25 +126,31 @@ def _refuse_unless_fitting(planned: _Planned, row: RunRow) -> None:
         check_resumable(row)
 
 
-def _refuse_two_rewards(planned: list[_Planned], store: RunStore) -> None:
-    """Refuse runs judged by two versions of the reward's file: as recorded, or today's for a new run.
+def _refuse_two_versions(planned: list[_Planned], store: RunStore) -> None:
+    """Refuse runs by two versions of one file of code: as recorded, or today's for a new run.
 
-    It is asked before each run and before the answer, as the file may be edited while a run trains.
+    It is asked before each run and before the answer, as a file may be edited while a run trains.
     """
-    from tasks.inputs import judge_digests
+    from tasks.inputs import code_digests
 
-    known, first = {row.run_id: row for row in store.runs()}, dict[str, str]()
+    known, first = {row.run_id: row for row in store.runs()}, dict[str, dict[str, str]]()
     for each in planned:
-        row = known.get(each.run_id)
-        digest = (judge_digests(each.config) if row is None else row.environment).get(REWARD_DIGEST)
-        if digest is not None:  # an earlier version recorded none
-            first.setdefault(digest, each.run_id)
-    if len(first) > 1:
-        judged = " and ".join(f"{run_id!r} (SHA-256 {digest[:12]})" for digest, run_id in first.items())
-        raise ConfigurationError(
-            f"the file of reward.scorer = {planned[0].config.reward.scorer!r} differs between runs {judged}; "
-            "their scores do not compare: put the old file back, or choose another --name"
-        )
+        row, config = known.get(each.run_id), each.config
+        digests = code_digests(config) if row is None else row.environment
+        for fact, named in (
+            (REWARD_DIGEST, f"reward.scorer = {config.reward.scorer!r}"),
+            (OBJECTIVE_DIGEST, f"algorithm.objective = {config.algorithm.objective!r}"),
+            (STRATEGY_DIGEST, f"exploration.strategy = {each.strategy!r}"),
+        ):
+            if fact in digests:  # an earlier version recorded none
+                first.setdefault(named, {}).setdefault(digests[fact], each.run_id)
+    for named, versions in first.items():
+        if len(versions) > 1:
+            runs = " and ".join(f"{run_id!r} (SHA-256 {digest[:12]})" for digest, run_id in versions.items())
+            raise ConfigurationError(
+                f"the file of {named} differs between runs {runs}; their scores do not compare: put the old "
+                "file back, or choose another --name"
+            )
 
 
 def _show(home: Home, planned: list[_Planned], as_json: bool) -> None:

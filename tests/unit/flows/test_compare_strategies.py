@@ -21,7 +21,7 @@ from storage.evaluations.strategies import compared_strategies, in_words, strate
 from storage.home import Home
 from storage.record.records import EvaluationRecord, IterationRecord, JudgedImage, SampleRecord, StateInterval
 from storage.record.run_store import RunStore
-from tasks.inputs import judge_digests
+from tasks.inputs import code_digests
 from tests.tampering import set_run
 
 PROMPTS = 60
@@ -185,7 +185,7 @@ class _Runs:
         if any(row.run_id == run_id for row in store.runs()):
             store.resume_run(run_id, os.getpid())
         else:
-            facts = {"preset": preset, **judge_digests(config)}
+            facts = {"preset": preset, **code_digests(config)}
             store.create_run(run_id, config, facts, os.getpid())
             evaluated(store, run_id, 0, [0.2] * PROMPTS)
         if run_id in self.fails:
@@ -267,15 +267,33 @@ def test_a_rewards_file_that_changes_between_the_runs_is_refused(
     assert f"(SHA-256 {'2' * 12}) and " in compared(capsys, monkeypatch, *given)
 
 
-def test_no_further_run_begins_once_the_rewards_file_has_changed(
-    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+@pytest.mark.parametrize(
+    ("given", "code", "began"),
+    [
+        ("--set reward.scorer=mine.py:r", "def r(image, prompt):\n    return 1.0\n", ["plain"]),
+        (
+            "--set algorithm.objective=mine.py:o",
+            "from gpu_runtime.learning.registry import ObjectivePlugin\no = ObjectivePlugin(print)\n",
+            ["plain"],
+        ),
+        (
+            "--strategies plain,mine.py:s --seeds 2",
+            "from gpu_runtime.exploration.registry import STRATEGIES\ns = STRATEGIES.find('stale')\n",
+            ["plain", "mine.py-s"],
+        ),
+    ],
+)
+def test_no_further_run_begins_once_a_file_of_code_has_changed(
+    store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    given: str, code: str, began: list[str],
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     mine, runs = tmp_path / "mine.py", _Runs(monkeypatch)
-    mine.write_text("def r(image, prompt):\n    return 1.0\n")
+    mine.write_text(code)
     runs.after = lambda: mine.write_text(mine.read_text() + "# changed\n")
-    refused = compared(capsys, monkeypatch, "--iterations", "2", "--set", f"reward.scorer={mine}:r")
-    assert "differs between runs" in refused
-    assert [run_id for run_id, _ in runs.began] == ["glyphs-strategies-plain-0"]
+    refused = compared(capsys, monkeypatch, "--iterations", "2", *given.split())
+    assert "mine.py:" in refused and "differs between runs" in refused
+    assert [run_id for run_id, _ in runs.began] == [f"glyphs-strategies-{name}-0" for name in began]
 
 
 def test_a_preset_that_explores_is_compared_with_its_own_strategy(

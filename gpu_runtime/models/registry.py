@@ -12,6 +12,7 @@ from gpu_runtime.models.embedded import folder as embedded_folder
 from gpu_runtime.models.embedded.text_encoder import fitting_tokens
 from gpu_runtime.models.family_options import EditPlusOptions, WanOptions, source_count
 from gpu_runtime.models.files.hub_folder import find_folder
+from gpu_runtime.models.files.pipeline_folder import pipeline_files
 from storage.config.model import EMBEDDED_PREFIX, ModelConfig
 from storage.config.plugins import NoOptions, Registry
 from storage.config.run_config import RunConfig
@@ -99,9 +100,6 @@ def pipeline_family(
             known.check_machine()
         return model_class().load(settings, device)
 
-    def files(settings: ModelConfig) -> list[Path]:
-        return model_class().folder(settings).files()
-
     def adapter_usage(path: str) -> str:
         pipeline = model_class().PIPELINE
         loading = "transformer.load_lora_adapter" if model_class().ADAPTERS else "load_lora_weights"
@@ -114,7 +112,7 @@ def pipeline_family(
     return FamilyPlugin(
         load,
         outline,
-        files,
+        files=lambda settings: pipeline_files(settings.path),
         find=lambda settings: find_folder("model.path", settings.path),
         pipeline=lambda: model_class().ADAPTERS or model_class().PIPELINE,
         adapter_usage=adapter_usage,

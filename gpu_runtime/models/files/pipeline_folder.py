@@ -66,16 +66,6 @@ class PipelineFolder:
                     read_json(file)
         return found
 
-    def files(self) -> list[Path]:
-        """Return all files that the parts are loaded from, in a fixed order."""
-        files = [self.path / INDEX]
-        for part, kind in self.parts.items():
-            if kind == "tokenizer":
-                files += sorted(file for file in (self.path / part).iterdir() if file.is_file())
-            else:
-                files += [self.path / part / _SMALL.get(kind, "config.json"), *self.weights(part)]
-        return files
-
     @property
     def index(self) -> dict[str, Any]:
         """The content of `model_index.json`: the library and the class of each part."""
@@ -121,6 +111,29 @@ class PipelineFolder:
                 f"model.path = {name!r} is a {found}, not a {pipeline}; set model.family to the family of "
                 "the model, or name another one"
             )
+
+
+def pipeline_files(name: str) -> list[Path]:
+    """Return the files that a pipeline is loaded from, in a fixed order, without importing diffusers.
+
+    Of a part with weights these are its configuration and the weights; of another one all that it has.
+
+    Args:
+        name: `model.path`.
+
+    Raises:
+        ModelError: if there is no pipeline.
+    """
+    folder = find_folder("model.path", name)
+    files = [folder / INDEX]
+    for part, named in sorted(read_json(folder / INDEX).items()):
+        if isinstance(named, list) and (folder / part).is_dir():  # no part is a setting, or null
+            weights = PipelineFolder(folder, {part: named[0]}).weights(part)
+            if weights and all(file.is_file() for file in weights):
+                files += [folder / part / "config.json", *weights]
+            else:
+                files += sorted(file for file in (folder / part).iterdir() if file.is_file())
+    return files
 
 
 def tensor_shapes(file: Path) -> dict[str, list[int]]:

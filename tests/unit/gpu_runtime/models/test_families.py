@@ -56,6 +56,15 @@ def test_without_guidance_too(saved: Saved, family: str):
 
 
 @pytest.mark.parametrize("family", PIPELINES)
+def test_the_files_of_all_its_parts_are_listed(saved: Saved, family: str):
+    config = family_config(family, saved(family)).model
+    outline: Any = outline_model(config)
+    files = {file for part in outline.folder.parts for file in (outline.folder.path / part).iterdir()}
+    read = {file for file in files if file.name != "generation_config.json"}
+    assert read <= set(FAMILIES.find(family).files(config))
+
+
+@pytest.mark.parametrize("family", PIPELINES)
 def test_a_row_does_not_depend_on_its_neighbours(saved: Saved, family: str):
     model = load_model(family_config(family, saved(family)).model)
     together = encoded(model, [0, 1, 2, 3], family)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +95,18 @@ def test_a_whole_model_passes_and_its_files_are_listed(whole: Path):
     assert files[0] == "model_index.json"
     assert {WEIGHTS, "text_encoder_3/model.safetensors", "scheduler/scheduler_config.json"} <= set(files)
     assert len(files) == len(set(files))
+
+
+def test_the_files_are_listed_without_importing_diffusers(whole: Path):
+    program = (
+        "import sys; from gpu_runtime.models.registry import family_of; "
+        "from storage.config.model import ModelConfig; "
+        f"settings = ModelConfig(family='sd3.5', path={str(whole)!r}); "
+        "print(len(family_of(settings).files(settings)), {'torch', 'diffusers'} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    config = run_config(whole).model
+    assert answer.stdout.split(maxsplit=1) == [str(len(family_of(config).files(config))), "set()\n"]
 
 
 @pytest.mark.parametrize("path", ["/models/nothere", "./nothere", "models/a/b"])

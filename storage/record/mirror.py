@@ -49,7 +49,7 @@ class CheckpointMirror:
         self._address, self._home, self._run_id = address, home, run_id
         self._on_trouble = on_trouble
         self._reported = ""
-        self._copied: set[str] = set()
+        self._copied: dict[str, int] = {}
         self._wake, self._ends = threading.Event(), False
         self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
         self._thread.start()
@@ -90,14 +90,15 @@ class CheckpointMirror:
                 return
 
 
-def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | None = None) -> None:
+def copy_to_mirror(address: str, home: Home, run_id: str, copied: dict[str, int] | None = None) -> None:
     """Copy a run's record, its newest checkpoint and the pinned one, unless they are there.
 
     Older checkpoints there are deleted, as are torn copies, later checkpoints, whose weights were abandoned,
     and rows that the run no longer has.
 
     Args:
-        copied: names of the folders of rows that this life of the run has copied; it is extended.
+        copied: folders of rows that this life of the run has copied, and when they were written; it is
+            extended.
 
     Raises:
         CheckpointError: the package for the address is missing, or the run continued in another home.
@@ -109,7 +110,7 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
     for left in _entries(there):
         if left.startswith(_COPYING):  # of a copy that was cut short
             there.rm(left, recursive=True)
-    _copy_rows(there, run, set() if copied is None else copied)
+    _copy_rows(there, run, {} if copied is None else copied)
     if newest is None:
         return
     for iteration in {newest} if pinned is None else {newest, pinned}:
@@ -130,13 +131,15 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
             there.rm(_checkpoint(iteration), recursive=True)
 
 
-def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
+def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
     """Copy a run's folders of rows, each once per life of the run, and then the files that change."""
     listing = RunFolder(run).listing()
     for folder in (*listing.parts, *listing.folders):
-        if folder.name not in copied:
+        # An iteration that is done again has its old name.
+        written_ns = max((path.stat().st_mtime_ns for path in folder.tables.values()), default=0)
+        if copied.get(folder.name) != written_ns:
             _copy_folder(there, folder.path, folder.name)
-            copied.add(folder.name)
+            copied[folder.name] = written_ns
     # What has come meanwhile may have been copied by a process that resumed the run. What a part has covered
     # meanwhile stays, as that part was not copied.
     later = RunFolder(run).listing()
@@ -150,7 +153,7 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
                 there.rm_file(f"{name}/{file}")
         else:
             there.rm(name, recursive=True)
-        copied.discard(name)
+        copied.pop(name, None)
     there.makedirs("", exist_ok=True)
     for name in _CHANGING:
         if (run / name).is_file():
@@ -167,21 +170,24 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
     if is_same and there.cat_file(f"{target}/{telling}") == (source / telling).read_bytes():
         return
     copying = _copying(there, target)
+    had_checkpoint = there.exists(f"{target}/{CHECKPOINT}")  # that of the old rows, with which it goes
     if copying == target:
+        if had_checkpoint:
+            there.rm(f"{target}/{CHECKPOINT}", recursive=True)
         for name in copied:
             if name == telling or name not in sizes:
                 there.rm_file(f"{target}/{name}")
     elif there.exists(copying):
         there.rm(copying, recursive=True)
     _put_files(there, source, copying)
+    if had_checkpoint:  # perhaps the only one there
+        try:
+            _put_files(there, source / CHECKPOINT, f"{copying}/{CHECKPOINT}")
+        except FileNotFoundError:
+            if (source / CHECKPOINT).is_dir():
+                raise
+            # There is none here, or no longer.
     if copying != target and there.exists(target):
-        if there.exists(f"{target}/{CHECKPOINT}"):  # it goes with the old rows, and may be the only one there
-            try:
-                _put_files(there, source / CHECKPOINT, f"{copying}/{CHECKPOINT}")
-            except FileNotFoundError:
-                if (source / CHECKPOINT).is_dir():
-                    raise
-                # There is none here, or no longer.
         there.rm(target, recursive=True)
     _finish(there, target)
 

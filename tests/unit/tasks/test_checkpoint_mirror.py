@@ -90,6 +90,15 @@ def newest(home: Home) -> tuple[int, dict[str, bytes]]:
     return loaded.iteration, loaded.blobs
 
 
+def fetched(home: Home) -> tuple[int, bytes, float]:
+    """The newest checkpoint's iteration and weights, and the start of that iteration by its rows."""
+    iteration, blobs = newest(home)
+    with RunStore(home).reading("run") as connection:
+        rows = connection.execute("SELECT started_at FROM iterations WHERE iteration = ?", [iteration])
+        ((started_at,),) = rows.fetchall()
+    return iteration, blobs["weights"], started_at
+
+
 def test_the_newest_checkpoint_and_all_rows_come_back(address: str, home: Home, elsewhere: Home):
     for iteration in (1, 2, 3):
         save(home, iteration, b"weights %d" % iteration)
@@ -182,29 +191,36 @@ def test_a_new_life_copies_no_rows_again_but_those_of_iterations_that_were_done_
     assert found[0] == found[1] and len(found[0]) == 2
 
 
+@pytest.mark.parametrize("breaks_at", ["/samples.parquet", "checkpoint/weights"])
 def test_rows_of_an_iteration_that_was_done_again_come_with_their_checkpoint(
-    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+    address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch, breaks_at: str
 ):
-    address = str(tmp_path / "mirror")
-    save(home, 2)
-    copy_to_mirror(address, home, "run")
+    for iteration in (1, 2):
+        save(home, iteration)
+        copy_to_mirror(address, home, "run")
     save(home, 2, b"again", began_at=37.0)
     uploads = Uploads(monkeypatch, address)
-    for breaks_at, weights, began_at in (
-        ("checkpoint/weights", b"weights", 36.0),
-        ("nothing", b"again", 37.0),
-    ):
-        uploads.breaks_at = breaks_at
-        with (
-            nullcontext() if breaks_at == "nothing" else pytest.raises(OSError, match="the connection broke")
-        ):
+    before = (2, b"weights", 36.0) if address.startswith("/") else (1, b"weights", 18.0)
+    for at, expected in ((breaks_at, before), ("nothing", (2, b"again", 37.0))):
+        uploads.breaks_at = at
+        with nullcontext() if at == "nothing" else pytest.raises(OSError, match="the connection broke"):
             copy_to_mirror(address, home, "run")
         shutil.rmtree(elsewhere.run("run"), ignore_errors=True)
-        assert fetch_from_mirror(address, elsewhere, "run") == 2
-        assert newest(elsewhere)[1]["weights"] == weights
-        with RunStore(elsewhere).reading("run") as connection:
-            assert connection.execute("FROM iterations SELECT started_at").fetchall() == [(began_at,)]
+        assert fetch_from_mirror(address, elsewhere, "run") == expected[0]
+        assert fetched(elsewhere) == expected
     assert uploads.take().count("checkpoint/weights") == 1
+
+
+def test_an_iteration_that_one_life_does_again_is_copied_again(address: str, home: Home, elsewhere: Home):
+    copied: dict[str, int] = {}
+    for iteration in (1, 2):
+        save(home, iteration)
+        copy_to_mirror(address, home, "run", copied)
+    RunStore(home).discard_after("run", 1)
+    save(home, 2, b"again", began_at=37.0)
+    copy_to_mirror(address, home, "run", copied)
+    assert fetch_from_mirror(address, elsewhere, "run") == 2
+    assert fetched(elsewhere) == (2, b"again", 37.0)
 
 
 def test_a_part_that_was_not_copied_to_its_end_counts_nowhere(

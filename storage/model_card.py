@@ -116,21 +116,26 @@ def curve_picture(curve: _Curve) -> str:
     )
 
 
-def public(value: Any) -> Any:
-    """Return settings without addresses of servers, names of their keys, and folders of this machine."""
+def public(value: Any, shown: Mapping[str, str] | None = None) -> Any:
+    """Return settings without addresses of servers, names of their keys, and folders of this machine.
+
+    Args:
+        shown: what the names around these settings are shown as.
+    """
+    shown = shown or {}
     if isinstance(value, str) and value.startswith("/"):
-        return value.rstrip("/").rpartition("/")[2] or value
+        return shown.get(value) or value.rstrip("/").rpartition("/")[2] or value
     if isinstance(value, Mapping):
-        found: dict[str, Any] = {}
-        for name, each in value.items():
+        names: dict[str, str] = {}
+        for name in value:
             if name in ("url", "key_variable"):
                 continue
-            key, count = public(name), 1
-            while (numbered := f"{key} ({count})" if count > 1 else key) in found:
+            key, count = public(name, shown), 1
+            while (numbered := f"{key} ({count})" if count > 1 else key) in names.values():
                 count += 1  # files of the same name in two folders
-            found[numbered] = public(each)
-        return found
-    return [public(each) for each in value] if isinstance(value, (list, tuple)) else value
+            names[name] = numbered
+        return {key: public(value[name], {**shown, **names}) for name, key in names.items()}
+    return [public(each, shown) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _picture(curve: _Curve) -> str:

@@ -140,6 +140,13 @@ def test_parts_of_the_same_file_name_all_stay_on_the_card():
     }
 
 
+def test_a_gate_on_the_card_names_the_part_that_it_means():
+    gated = {"weight": 2.0, "gate": {"/b/m.py:r": 0.8}}
+    assert public({"parts": {"/a/m.py:r": 1.0, "/b/m.py:r": 3.0, "jpeg": gated}})["parts"] == {
+        "m.py:r": 1.0, "m.py:r (2)": 3.0, "jpeg": {"weight": 2.0, "gate": {"m.py:r (2)": 0.8}}
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -10,7 +10,7 @@ from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.environment import PRESET
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, RunNotFoundError
 from storage.evaluations.reproductions import Reference, read_reference, reference_of, reference_run_of
 from storage.record.run_store import RunStore
 from tasks.checks.quick_checks import with_read_options
@@ -37,7 +37,15 @@ def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Refere
     if form.reference:
         return form.reference, reference_of(store, form.reference)
     recorded = None if form.renew else reference_run_of(store.home, form.preset)
-    return form.preset, reference_of(store, recorded) if recorded else None
+    if recorded is None:
+        return form.preset, None
+    try:
+        return form.preset, reference_of(store, recorded)
+    except RunNotFoundError as error:
+        raise RunNotFoundError(
+            f"run {recorded!r}, the reference of preset {form.preset!r}, was removed; put its folder back, "
+            f"or record a new one with `spotlight reproduce --preset {form.preset} --renew`"
+        ) from error
 
 
 def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:

@@ -22,6 +22,7 @@ from flows.cli import command_line
 from flows.configuration import given_configuration, look_at_model
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
+from storage.evaluations.reproductions import Reproduction, write_reproduction
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
@@ -118,6 +119,14 @@ def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pyt
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
         start.train(settings=["model.device=cuda"])
     assert RunStore(home).runs() == [] and not home.database.exists()
+
+
+def test_a_preset_whose_reference_was_removed(shell: Shell, home: Home):
+    was = Reproduction("was", "smoke", "train", "was", "was", 1.0, 2.0, "recorded", "")
+    write_reproduction(home.ensure(), was)
+    said = shell.refusal("reproduce", "--preset", "smoke")
+    assert "run 'was', the reference of preset 'smoke', was removed" in said
+    assert "spotlight reproduce --preset smoke --renew" in said
 
 
 def test_runs_that_cannot_be_resumed(shell: Shell, home: Home):

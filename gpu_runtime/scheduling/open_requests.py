@@ -214,7 +214,7 @@ class WaitingRequests(Generic[RequestT]):
         Args:
             version: version of the weights of all.
             kind: kind of all.
-            count: largest number of requests, at least 1.
+            count: largest number of requests.
         """
         queue = self._queues.get((kind, version))
         if queue is None:

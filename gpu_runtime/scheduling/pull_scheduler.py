@@ -164,7 +164,7 @@ class PullScheduler(Generic[RequestT]):
             room: most requests that it can take.
             kind: kind that it is to do.
         """
-        if room <= 0 or self._leases.of(worker) is not None:
+        if self._leases.of(worker) is not None:
             return None
         taken = self._waiting.take(holds, kind, room)
         if not taken:

@@ -101,6 +101,12 @@ def test_an_evaluation_that_follows_anyway_counts_beside_the_one_at_the_end(
     assert after(store, config, iteration_record("r", 2, AT + 36, 8)).last_iteration == last
 
 
+def test_before_the_first_iteration_the_evaluation_at_the_end_alone_is_known(store: RunStore):
+    begun(store, 0)
+    used = spending(store, "r")
+    assert (used.next_usd, used.next_hours) == pytest.approx((EVALUATION_USD, 9 / 3600))
+
+
 def test_the_evaluation_at_the_end_is_as_large_as_the_first(store: RunStore):
     begun(store, 1)
     small = evaluation_record("r", 1, AT + 36, 1, 1)

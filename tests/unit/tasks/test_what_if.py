@@ -27,11 +27,27 @@ from storage.home import Home
 from storage.record.run_store import RunRow, RunStore
 from tasks.profiles import CURVES, PROFILES, find_profile
 from tasks.recorded_profile import _score_s, recorded_profile
+from tasks.what_if_answer import duration
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile
 
 SMALL = ("--preset", "smoke", "--windows", "2", "--spot", "3")
 MARKET = SpotMarket(None, TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=120.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (90, "90.0 s"),
+        (120, "2 min"),
+        (7199, "120 min"),
+        (7200, "2.0 h"),
+        (172800, "2.0 d"),
+        (432000, "5.0 d"),
+    ],
+)
+def test_a_time_is_written_in_one_unit(seconds: float, text: str):
+    assert duration(seconds) == text
 
 
 def asked(*arguments: str) -> str:

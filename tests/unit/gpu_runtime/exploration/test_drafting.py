@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,7 +44,7 @@ def rare_success(prompt: int, seed: int) -> Score:
 
 
 class Planned(PlannedDrafts):
-    """A planner as the loop's source."""
+    """Remembers the order in which drafts are judged."""
 
     def __init__(self, budget: float = 36) -> None:
         self.planner = DraftPlanner(
@@ -50,17 +52,12 @@ class Planned(PlannedDrafts):
             ScoreHistory(10).past(range(PROMPTS), 2), (0, 2),
         )  # fmt: skip
         self.order: list[Candidate] = []
-
-    def more(self) -> list[DraftTask]:
-        if not self.planner.can_plan:
-            return []
-        return [task(draft, self.planner.round_of(draft)) for draft in self.planner.next_round()]
+        explorer: Any = SimpleNamespace(signal=lambda candidate: candidate.value)
+        super().__init__(self.planner, explorer, lambda round_, draft: task(draft, round_))
 
     def judged(self, candidate: Candidate) -> None:
         self.order.append(candidate)
-        if candidate.round >= 0:
-            score = None if candidate.error else candidate.value
-            self.planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)
+        super().judged(candidate)
 
 
 class Stage:

@@ -58,6 +58,14 @@ def test_a_lease_goes_on_from_one_committed_step_and_the_furthest_comes_first():
     assert (third.requests, third.step) == (("d",), 0)
 
 
+def test_of_requests_that_are_equally_far_those_that_came_back_first_go_first():
+    queue = scheduler(item("a4"), item("b8", steps=8))
+    for lease in [pulled(queue, worker, room=1) for worker in ("a", "b")]:
+        queue.commit(lease, {lease.requests[0]: (2, "at 2")}, 0.0)
+        queue.hand_back(lease)
+    assert order(queue, 2, room=1) == [("a4",), ("b8",)]
+
+
 def test_a_worker_has_one_lease_of_the_kind_that_it_asks_for():
     queue = scheduler(item("x", EXPLORE), item("r"), item("later"))
     assert queue.following(1, EXPLORE) == item("x", EXPLORE)

@@ -50,7 +50,8 @@ OVERVIEW = f"""
     paid AS (SELECT run_id, sum(usd) AS usd FROM costs GROUP BY run_id)
     SELECT run_id, name, status, created_at, ended_at, coalesce(iterations, 0) AS iterations,
         coalesce((summary->>'score_before')::DOUBLE, score_before) AS score_before,
-        coalesce((summary->>'score_after')::DOUBLE, score_now) AS score_now, score_best,
+        coalesce((summary->>'score_after')::DOUBLE, score_now) AS score_now,
+        greatest(score_best, (summary->>'score_after')::DOUBLE) AS score_best,
         CASE WHEN {VERDICTS} THEN coalesce((summary->>'exact_before')::DOUBLE, exact_before) END
             AS exact_before,
         CASE WHEN {VERDICTS} THEN coalesce((summary->>'exact_after')::DOUBLE, exact_now) END AS exact_now,

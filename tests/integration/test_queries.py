@@ -103,6 +103,18 @@ def test_the_table_of_runs(store: RunStore):
     assert (latest, of, one["run_id"].tolist()) == (["new"], 2, ["new"])
 
 
+def test_the_best_score_is_never_below_the_last_one(store: RunStore):
+    """The last one may be over more held-out prompts than those in between."""
+    begun(store, "a")
+    store.commit_evaluation(evaluation_record("a", 0, 100.0))
+    best = []
+    for after in (0.9, 0.1):
+        store.set_summary("a", {"score_after": after})
+        with store.reading() as connection:
+            best.append(queries.run_overview(connection, ["a"])["score_best"].item())
+    assert best[0] == 0.9 and 0.1 < best[1] < 0.9
+
+
 def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
     begun(store, "a")
     evaluation = evaluation_record("a", 0, 100.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster, ray
 from gpu_runtime.cluster.ray.ray_internals import Node, kept_signal_handlers, ray_utils
@@ -56,9 +57,14 @@ def cluster() -> Iterator[RayCluster]:
     start = ray.init
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "init", lambda **options: start(num_gpus=3, **options))
+        patch.setattr(torch.cuda, "is_available", lambda: True)
         cluster = RayCluster(CONFIG)
     yield cluster
     cluster.shutdown()
+
+
+def test_the_object_store_of_a_machine_with_gpus_is_of_ray_s_size(cluster: RayCluster):
+    assert ray.cluster_resources()["object_store_memory"] > 1024**3
 
 
 def test_references_arrive_as_their_values_beside_plain_arguments(cluster: RayCluster):

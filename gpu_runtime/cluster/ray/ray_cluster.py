@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import ray
+import torch
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -47,6 +48,8 @@ MARKET_LABEL = "ray.io/market-type"
 """Ray's label for the market of an instance: `spot`, or another word if it is reserved."""
 
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
+"""Size of Ray's object store without GPUs, enough for embedded models."""
+
 _MOST_GPUS = 16
 """Largest number of GPUs of one machine."""
 
@@ -187,7 +190,8 @@ class RayCluster(Cluster):
                 ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, processes),
-                    object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
+                    # Weights of gigabytes would each wait for room, and then go through files: Ray's choice.
+                    object_store_memory=None if torch.cuda.is_available() else _LOCAL_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,

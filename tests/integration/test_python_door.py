@@ -63,7 +63,7 @@ def test_a_notebook_shows_a_recorded_run_with_its_chart_and_images(home: Home, t
 def test_the_example_s_notebook_and_the_document_s_code_run_and_another_run_follows(
     home: Home, tmp_path: Path
 ):
-    """In one kernel, whose runs use one another's server."""
+    """One after another in one kernel; each has the home start a Prefect server."""
     example = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
     codes = [cell["source"] for cell in example.cells if cell["cell_type"] == "code"]
     [code] = python_of("docs/reference/python.md")

@@ -13,10 +13,10 @@ from flows.server.note import living_server
 from storage.home import Home
 from tests.running_up import client_of
 
-UNTRACKED = ("tracking.to=[]",)
-"""Neither a copy in MLflow nor a report at the end: they take longer than an iteration."""
+LIGHT = ("tracking.to=[]", "reward.scorer=jpeg")
+"""No copy in MLflow, no report at the end and no model that judges: each takes longer than an iteration."""
 
-WITHOUT_RAY = ("runtime.cluster=local", *UNTRACKED)
+WITHOUT_RAY = ("runtime.cluster=local", *LIGHT)
 """Its workers start ten times sooner, and compute the same bits (`tests/integration/test_clusters.py`)."""
 
 

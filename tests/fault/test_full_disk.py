@@ -17,7 +17,10 @@ from tests.running_up import ROOT, spotlight, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SETTINGS = ("iterations=6", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4")
+SETTINGS = (
+    "iterations=6", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4",
+    "reward.scorer=jpeg",
+)  # fmt: skip
 
 
 @pytest.fixture

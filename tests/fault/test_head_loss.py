@@ -15,7 +15,7 @@ from benchmarks.fleet.resume import start, state_of
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.killed_run import UNTRACKED
+from tests.killed_run import LIGHT
 from tests.local_ray_instances import local_ray_instances
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("killed")]
@@ -54,7 +54,7 @@ def test_a_run_goes_on_on_another_cluster(shared_home: Path, undisturbed: dict[s
     home, log = shared_home, tmp_path / "run.log"
     with joined() as first:
         address = first.address
-        settings = (f"runtime.cluster={address}", *UNTRACKED)
+        settings = (f"runtime.cluster={address}", *LIGHT)
         with (
             log.open("wb") as errors,
             running(start(home, "joined", "train", errors=errors.fileno(), settings=settings)) as child,

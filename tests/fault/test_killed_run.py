@@ -21,7 +21,7 @@ from flows.server.note import SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.killed_run import UNTRACKED, WITHOUT_RAY, flow_states, lines_until, undisturbed_state
+from tests.killed_run import LIGHT, WITHOUT_RAY, flow_states, lines_until, undisturbed_state
 from tests.own_servers import running_s3
 from tests.running_up import port_taken
 from tests.tampering import damage, row_files
@@ -104,7 +104,7 @@ def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undistu
 
 
 def test_a_run_that_ray_ended_says_so_and_resumes_although_rows_are_damaged(home, undisturbed):
-    child = start(home, "ended", "train", errors=subprocess.PIPE, settings=UNTRACKED)
+    child = start(home, "ended", "train", errors=subprocess.PIPE, settings=LIGHT)
     assert child.stdout is not None
     assert child.stderr is not None
     trained = 0

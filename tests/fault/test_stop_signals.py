@@ -27,7 +27,7 @@ from tests.terminal import CTRL_C, Terminal
 
 SETTINGS = (
     "iterations=400", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0",
-    "tracking.to=[]",
+    "tracking.to=[]", "reward.scorer=jpeg",
 )  # fmt: skip
 
 

@@ -25,7 +25,10 @@ def test_nothing_outlives_its_kill_and_the_next_one_knows_how_its_run_ended_and_
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
     """It is the server that dies: the others need it, and each of them is watched in the same way."""
-    settings = ["runtime.cluster=local", "runtime.spot_workers=1", "evaluation.every=0", "tracking.to=[]"]
+    settings = [
+        "runtime.cluster=local", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0",
+        "tracking.to=[]", "reward.scorer=jpeg",
+    ]  # fmt: skip
     form = {"preset": "smoke", "iterations": 400, "settings": settings}
     with running_up(home) as up:
         flow_run = up.start_run("post-train", form, name="killed").json()

@@ -317,7 +317,7 @@ def test_a_judge_that_dies_hangs_and_errs_costs_a_run_one_sample_each_and_never_
 ):
     (calls := tmp_path / "calls").mkdir()
     judge = f"{sys.executable} {ROOT / 'tests' / 'faulty_judge.py'} {calls} --limit 2"
-    settings = [*settings_of(judge, free_port()), "reward.options.backoff_s=1"]
+    settings = [*settings_of(judge, free_port()), "reward.options.backoff_s=1", "tracking.to=[]"]
     child = command(tmp_path / "home", "train", "--preset", "smoke", "--run-id", "judged", *sets(settings))
     said, _ = child.communicate(timeout=280)
     assert child.returncode == 0, said
@@ -349,7 +349,7 @@ def test_a_scale_whose_ends_are_no_scale_is_refused(scale: tuple[str, str]):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_judge_behind(tmp_path: Path, runner: str):
-    settings = [*settings_of(runner, port := free_port()), "iterations=50"]
+    settings = [*settings_of(runner, port := free_port()), "iterations=50", "tracking.to=[]"]
     child = command(tmp_path / "home", "train", "--preset", "smoke", "--run-id", "judged", *sets(settings))
     assert child.stdout is not None
     while "iteration 1" not in (line := child.stdout.readline()):

@@ -87,7 +87,8 @@ def test_a_worker_refuses_what_cannot_be_run(own: OwnPrefect):
 
 
 def test_a_worker_runs_what_is_asked_for(own: OwnPrefect, postgres: Postgres | None):
-    run = ask_for_a_run(own, "iterations=1", "runtime.cluster=local", "tracking.to=[]")
+    small = ("iterations=1", "runtime.scorer_workers=1", "runtime.cluster=local", "tracking.to=[]")
+    run = ask_for_a_run(own, *small)
     state = end_of(own, run)
     assert state["type"] == "COMPLETED", state
     wanted = {"flow_runs": {"id": {"any_": [run.json()["id"]]}}}

@@ -70,7 +70,7 @@ def test_a_run_from_another_one_s_export_begins_with_the_very_policy_and_trains_
 def test_a_run_on_pairs_of_a_file(home: Home, tmp_path: Path):
     settings = [
         "algorithm.objective=dpo", "algorithm.group_size=2", f"prompts.train={pairs_file(tmp_path, 6)}",
-        "runtime.cluster=local", "runtime.spot_workers=0", "tracking.to=[]",
+        "runtime.cluster=local", "runtime.spot_workers=0", "runtime.scorer_workers=1", "tracking.to=[]",
     ]  # fmt: skip
     result = post_train(load_config("smoke", settings, {}), "run-pairs")
     assert result["iterations"] == 2
@@ -143,7 +143,8 @@ def test_clips_are_judged_learned_from_kept_and_shown(home: Home, tmp_path: Path
 
 def test_a_curve_of_the_exploration_benchmark_is_that_of_a_run(home: Home):
     settings = [
-        "iterations=3", "evaluation.every=1", "runtime.cluster=local", "sampling.batch_size=4",
+        "iterations=3", "evaluation.every=1", "runtime.cluster=local", "runtime.scorer_workers=1",
+        "sampling.batch_size=4",
         "exploration.candidates=8", "exploration.drafts=24", "exploration.stop_with_training=false",
         "exploration.strategy=off_policy", "tracking.to=[]",
     ]  # fmt: skip

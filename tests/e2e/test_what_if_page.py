@@ -105,6 +105,8 @@ def test_the_address_gives_the_answer_again(store: RunStore, in_process: None):
     assert again.session_state["what_if"].question == first.session_state["what_if"].question
     assert again.success[0].value == first.success[0].value
     assert again.dataframe[0].value.equals(first.dataframe[0].value)
+    goal = opened_page(PAGE, {"preset": "smoke", "iterations": "4", "hours": "4", "simulate": "1"})
+    assert "spot devices end in 4 h: " in goal.success[0].value
     unknown = opened_page(PAGE, SMALL_ADDRESS | {"profile": "gone"})
     assert "profile='gone' in the page's address is not here; take it out" in sentences(unknown)
     assert not unknown.success, "no answer to another question than the link's"

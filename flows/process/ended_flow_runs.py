@@ -13,7 +13,8 @@ import httpx
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.run_status import died_starting
+from storage.record.run_folder import RunFolder
+from storage.record.run_status import died_starting, read_activity
 from storage.record.run_store import RunRow, RunStore, check_resumable
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
     Running for ever. If the server or the record cannot be read, the next command tries again.
     """
     try:
-        ended = _ended_runs(home)
+        ended, killed = _ended_runs(home), _killed_starts(home)
     except StorageError:
         return
-    if not ended:
+    if not ended and not killed:
         return
     from prefect import states
     from prefect.client.orchestration import get_client
@@ -57,14 +58,12 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
             for flow_run in unfinished:
                 row = ended.get(flow_run.name)
                 began_at = _began_at(flow_run)
-                if row is None or row.ended_at is None or began_at is None:
-                    continue
-                if began_at < row.ended_at:
+                if row is not None and began_at and began_at < (row.ended_at or 0.0):
                     message = row.error or f"the run is {row.status}"
                     state = made.get(row.status, states.Crashed)(message=message)
-                elif died_starting(home, row):
+                elif flow_run.name in killed or (row is not None and died_starting(home, row)):
                     state = states.Crashed(message=_KILLED)
-                else:  # it is resuming the run right now
+                else:  # it is going on, or is resuming the run right now
                     continue
                 client.set_flow_run_state(flow_run.id, state, force=True)
     except (httpx.HTTPError, ObjectNotFound) as error:
@@ -129,6 +128,15 @@ def _ended_runs(home: Home) -> Mapping[str, RunRow]:
         for row in store.runs()
         if row.status != "running"
         and (not row.may_be_alive or (row.host != here and row.status == "interrupted"))
+    }
+
+
+def _killed_starts(home: Home) -> set[str]:
+    """Return the runs whose first process was killed before it was recorded: they have a log alone."""
+    return {
+        run_id
+        for run_id in home.run_ids()
+        if not RunFolder(home.run(run_id)).exists and read_activity(home, run_id, 0).is_gone
     }
 
 

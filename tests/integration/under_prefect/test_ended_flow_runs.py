@@ -93,26 +93,28 @@ def test_what_goes_on_is_left_alone(home: Home, process: subprocess.Popen[bytes]
     assert [state(one)[0] for one in (going, namesake, resuming)] == ["RUNNING"] * 3
 
 
-def test_that_of_a_resume_which_was_killed_before_the_record_had_it_is_closed(
-    home: Home, process: subprocess.Popen[bytes]
+@pytest.mark.parametrize("name", ["new", "resumed-again"])
+def test_that_of_a_start_which_was_killed_before_the_record_had_it_is_closed(
+    home: Home, process: subprocess.Popen[bytes], name: str
 ):
     store = RunStore(home)
-    store.create_run("begun", RunConfig(), {}, process.pid)
-    process.kill()
-    process.wait()
-    store.reconcile()
+    if name != "new":
+        store.create_run(name, RunConfig(), {}, process.pid)
+        process.kill()
+        process.wait()
+        store.reconcile()
     program = (
         "import sys; from pathlib import Path; from storage.home import Home; "
         "from storage.record.run_status import RunLog; "
-        f"RunLog(Home(Path({str(home.path)!r})), 'begun').starting(); print(flush=True); sys.stdin.read()"
+        f"RunLog(Home(Path({str(home.path)!r})), {name!r}).starting(); print(flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as resumes:
-        assert resumes.stdout is not None and resumes.stdout.readline()
-        flow_run_id = running("begun")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starts:
+        assert starts.stdout is not None and starts.stdout.readline()
+        flow_run_id = running(name)
         close_flow_runs_of_ended_runs(home)
         assert state(flow_run_id)[0] == "RUNNING"
-        resumes.kill()
+        starts.kill()
     close_flow_runs_of_ended_runs(home)
     assert state(flow_run_id) == ("CRASHED", "its process was killed")
 

@@ -65,7 +65,8 @@ def code_digests(config: RunConfig) -> dict[str, str]:
     """Return SHA-256 of the files in which a run's judges, strategy and objective are written.
 
     Returns:
-        those of `judge_digests`, and likewise `digest exploration.strategy` and `digest algorithm.objective`.
+        those of `judge_digests`, `digest exploration.strategy` and `digest algorithm.objective`; none for
+        what is Spotlight's own.
 
     Raises:
         ConfigurationError: one of them does not exist, or an option of a scorer is wrong.

@@ -33,6 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SPOTLIGHT_RUNTIME__CLUSTER", "local")
     monkeypatch.setenv("SPOTLIGHT_RUNTIME__SCORER_WORKERS", "1")
+    monkeypatch.setenv("SPOTLIGHT_TRACKING__TO", "[]")  # the run of `test_contacts.py` is copied to MLflow
     return Home(tmp_path / "home")
 
 

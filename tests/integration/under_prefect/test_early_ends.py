@@ -43,7 +43,7 @@ def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home, monke
     """
     settings = [
         "iterations=2", "runtime.cluster=local", "runtime.spot_workers=1", "runtime.scorer_workers=1",
-        "checkpoint.every=5", "tracking.to=[]",
+        "checkpoint.every=5", "tracking.to=[]", "reward.scorer=jpeg",
     ]  # fmt: skip
     with monkeypatch.context() as patch:
         ended: list[str] = []
@@ -106,7 +106,7 @@ def config_of(on_alarm: str) -> Any:
     settings = [
         "iterations=3", "runtime.cluster=local", "runtime.spot_workers=0", "runtime.scorer_workers=1",
         "evaluation.every=1", "evaluation.judge=templates", f"evaluation.on_alarm={on_alarm}",
-        "tracking.to=[]",
+        "tracking.to=[]", "reward.scorer=jpeg",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
 

@@ -34,7 +34,7 @@ def prompts(home: Home) -> Path:
 def config(prompts: Path) -> RunConfig:
     settings = [
         "iterations=2", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4",
-        "runtime.cluster=local", f"prompts.train={prompts}", "tracking.to=[]",
+        "runtime.cluster=local", f"prompts.train={prompts}", "tracking.to=[]", "reward.scorer=jpeg",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_done_again_is_refused_and_a_failure_is_kept(store: RunSt
 def test_the_first_of_a_series_records_its_reference(store: RunStore):
     short = [
         "iterations=1", "evaluation.prompts=4", "runtime.spot_workers=1", "runtime.scorer_workers=1",
-        "runtime.cluster=local", "tracking.to=[]",
+        "runtime.cluster=local", "tracking.to=[]", "reward.scorer=jpeg",
     ]  # fmt: skip
     first = reproduce(ReproductionForm(preset="smoke", settings=short), "first")
     assert first["verdict"] == "recorded"

@@ -85,7 +85,7 @@ def test_an_objective_without_a_preset_by_two_trainers(home: Home, objective: st
     settings = [
         f"algorithm.objective={objective}", "algorithm.updates_per_iteration=2", "algorithm.kl_weight=0.01",
         "runtime.cluster=local", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
-        "runtime.spot_workers=0", "runtime.scorer_workers=1", "tracking.to=[]",
+        "runtime.spot_workers=0", "runtime.scorer_workers=1", "tracking.to=[]", "reward.scorer=jpeg",
     ]  # fmt: skip
     result = post_train(load_config("smoke", settings, {}), f"run-{objective}")
     assert result["iterations"] == 2

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.files import KEPT_OF_DISCARDED, PART_FILE, is_whole, refusals, write_json
+from storage.record.files import AS_DISCARDED, KEPT_OF_DISCARDED, PART_FILE, is_whole, refusals, write_json
 from storage.record.reading import COSTS, DESCRIBED, EVALUATION_FILE, PROMPTS, globbed, select_rows
 from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS, schema
@@ -86,16 +87,16 @@ def _make_catalogue(catalogue: Path, views: Sequence[str]) -> None:
 def _views(home: Home) -> Iterator[str]:
     """Yield the views, each as the text after `CREATE VIEW`."""
     runs, evaluations = f"{globbed(home.runs)}/{_ENTRIES}", f"{globbed(home.evaluations)}/{_ENTRIES}"
+    # `union_by_name` finds and opens all files as soon as the view is bound.
     yield (
-        "covered_folders AS SELECT parse_dirpath(parse_dirpath(filename)) || '/' || unnest(covers) AS path "
-        f"FROM read_json('{runs}/part-*/{PART_FILE}', columns = {{covers: 'VARCHAR[]'}}, filename = true)"
+        "counted_folders AS SELECT folder, NOT bool_or(covered) AS counts FROM (SELECT unnest("
+        "[{folder: parse_dirpath(filename), covered: false}] || list_transform(covers, lambda name: "
+        "{folder: parse_dirpath(parse_dirpath(filename)) || '/' || name, covered: true}), max_depth := 2) "
+        f"FROM read_json('{runs}/part-*/{PART_FILE}', columns = {{covers: 'VARCHAR[]'}}, filename = true, "
+        "union_by_name = true)) GROUP BY folder"
     )
     for table, columns in COLUMNS.items():
-        live = [f"{runs}/{kind}-*/{table}.parquet" for kind in _LIVE]
-        rows = select_rows(live, columns, uncovered=True)
-        if table in KEPT_OF_DISCARDED:
-            gone = select_rows([f"{runs}/discarded-*/{table}.parquet"], columns, True, uncovered=True)
-            rows = f"{rows} UNION ALL BY NAME {gone}"
+        rows = _counted_rows(runs, table, columns)
         yield f"{table} AS {PROMPTS.format(rows=f'({rows})') if table == 'prompts' else rows}"
     yield f"costs AS {COSTS}"
     for table, columns in EVALUATION_COLUMNS.items():
@@ -119,6 +120,27 @@ def _views(home: Home) -> Iterator[str]:
         f"run_links AS SELECT run_id, link.key AS place, link.value.address AS address, "
         f"link.value.noted_at AS noted_at FROM (SELECT {run_id}, unnest(map_entries(links)) AS link FROM "
         f"{notes}links: 'MAP(VARCHAR, STRUCT(address VARCHAR, noted_at DOUBLE))'}}))"
+    )
+
+
+def _counted_rows(runs: str, table: str, columns: Mapping[str, pa.DataType]) -> str:
+    """Return a select of a table's rows, each once, whatever is compacted meanwhile.
+
+    The parts are found first, as the left side of a join is bound first. A part found too late is left out,
+    as the folders that it covers are still there.
+    """
+    kinds = (*_LIVE, "discarded") if table in KEPT_OF_DISCARDED else _LIVE
+    files = ", ".join(f"'{runs}/{kind}-*/{table}.parquet'" for kind in kinds)
+    name = "parse_filename(parse_dirpath(filename))"
+    replaced = ", ".join(
+        f"CASE WHEN starts_with({name}, 'discarded-') THEN '{value}' ELSE {column} END AS {column}"
+        for column, value in AS_DISCARDED.items()
+        if column in columns and table in KEPT_OF_DISCARDED
+    )
+    return (
+        f"SELECT * EXCLUDE (folder, counts, filename){f' REPLACE ({replaced})' if replaced else ''} "
+        f"FROM counted_folders RIGHT JOIN read_parquet([{files}], union_by_name = true, filename = true) "
+        f"ON folder = parse_dirpath(filename) WHERE coalesce(counts, NOT starts_with({name}, 'part-'))"
     )
 
 

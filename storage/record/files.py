@@ -36,6 +36,9 @@ PART_FILE = "part.json"
 KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_events", "sequence_groups")
 """The tables of a discarded iteration that stay: its devices ran, and were paid for."""
 
+AS_DISCARDED = {"phase": "discarded", "state": "lost"}
+"""What the rows of an iteration that is done again count as, by column."""
+
 _BATCH_BYTES = 16 << 20
 _ROWS = re.compile(r"(?:discarded-(\d{4,})-)?(iteration|evaluation)-(\d{6,})|part-(\d{6,})")
 
@@ -303,7 +306,7 @@ def as_discarded(rows: pa.Table) -> pa.Table:
     """Return rows of devices for an iteration that is done again: phase `discarded`, state `lost`."""
     import pyarrow as pa
 
-    for column, value in (("phase", "discarded"), ("state", "lost")):
+    for column, value in AS_DISCARDED.items():
         if column in rows.schema.names:
             place = rows.schema.get_field_index(column)
             rows = rows.set_column(place, column, pa.array([value] * rows.num_rows, pa.string()))

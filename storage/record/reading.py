@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.files import Listing, is_whole, read_json
+from storage.record.files import AS_DISCARDED, Listing, is_whole, read_json
 from storage.record.run_folder import RunFolder
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS
 
@@ -199,22 +199,16 @@ def globbed(path: Path) -> str:
     return re.sub(r"([*?[])", r"[\1]", str(path)).replace("'", "''")
 
 
-def select_rows(
-    files: Sequence[str], columns: Mapping[str, pa.DataType], discarded: bool = False, uncovered: bool = False
-) -> str:
+def select_rows(files: Sequence[str], columns: Mapping[str, pa.DataType], discarded: bool = False) -> str:
     """Return a select of the rows of files; those of discarded iterations get the values they count as.
 
     Args:
         files: paths or patterns from `globbed`.
-        uncovered: True to leave out rows that a part also holds, by the view `covered_folders`.
     """
     names = ", ".join(f"'{file}'" for file in files)
-    changed = {"phase": "'discarded' AS phase", "state": "'lost' AS state"} if discarded else {}
-    replaced = ", ".join(text for name, text in changed.items() if name in columns)
-    chosen = f"* {'EXCLUDE (filename) ' if uncovered else ''}{f'REPLACE ({replaced})' if replaced else ''}"
-    read = f"read_parquet([{names}], union_by_name = true{', filename = true' if uncovered else ''})"
-    where = " WHERE parse_dirpath(filename) NOT IN (FROM covered_folders)" if uncovered else ""
-    return f"SELECT {chosen} FROM {read}{where}"
+    replaced = ", ".join(f"'{value}' AS {name}" for name, value in AS_DISCARDED.items() if name in columns)
+    chosen = f"* REPLACE ({replaced})" if discarded and replaced else "*"
+    return f"SELECT {chosen} FROM read_parquet([{names}], union_by_name = true)"
 
 
 def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[str, list[list[Any]]]:

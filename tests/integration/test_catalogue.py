@@ -19,7 +19,7 @@ from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.record.catalogue import refresh_catalogue
 from storage.record.run_store import RunStore
-from tests.sample_run import write_sample_run
+from tests.sample_run import iteration_record, write_sample_run
 
 
 @pytest.fixture
@@ -124,3 +124,38 @@ def test_what_is_being_written_or_fetched_is_in_no_view(store: RunStore):
     (evaluation / "evaluation.json").write_text(json.dumps({"evaluation_id": "e"}))
     (home.reproductions / ".writing-p.json").write_text(json.dumps({"reproduction_id": "p"}))
     assert {table: answer(home, f"SELECT count(*) FROM {table}") for table in tables} == before
+
+
+def compacted(store: RunStore) -> None:
+    """A run of four iterations, three of them in a part, whose folders are still there."""
+    store.create_run("a", RunConfig(), {}, os.getpid())
+    for iteration in range(1, 5):
+        store.commit_iteration(iteration_record("a", iteration, 18.0 * iteration))
+    store.folder("a").compact(before=4, at_least=3)
+    assert [
+        len(kind) for kind in (store.folder("a").listing().parts, store.folder("a").listing().covered)
+    ] == [1, 3]
+
+
+def test_a_query_finds_parts_before_rows(store: RunStore):
+    """The part that is made after that is left out; found the other way round, its folders would be, too."""
+    compacted(store)
+    with duckdb.connect(str(store.home.database), read_only=True) as connection:
+        connection.execute("CALL enable_logging('FileSystem')")
+        assert connection.execute("SELECT count(DISTINCT iteration) FROM worker_states").fetchall() == [(4,)]
+        logged = connection.execute(
+            "SELECT message FROM duckdb_logs WHERE message LIKE '%OPEN%' ORDER BY timestamp"
+        ).fetchall()
+    opened = [Path(json.loads(message)["path"]).name for (message,) in logged]
+    assert {*opened} == {"part.json", "worker_states.parquet"}
+    assert set(opened[: opened.index("worker_states.parquet")]) == {"part.json"}
+
+
+def test_a_part_that_was_made_too_late_is_left_out(store: RunStore):
+    count = "SELECT count(*), count(DISTINCT iteration) FROM worker_states"
+    compacted(store)
+    (rows,) = answer(store.home, count)
+    assert rows[1] == 4
+    (part,) = store.folder("a").listing().parts
+    (part.path / "part.json").rename(part.path / "not-yet.json")
+    assert answer(store.home, count) == [rows]

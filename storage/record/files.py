@@ -39,7 +39,8 @@ KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_event
 AS_DISCARDED = {"phase": "discarded", "state": "lost"}
 """What the rows of an iteration that is done again count as, by column."""
 
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 16384
 _ROWS = re.compile(r"(?:discarded-(\d{4,})-)?(iteration|evaluation)-(\d{6,})|part-(\d{6,})")
 
 
@@ -330,10 +331,22 @@ def merge_rows(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> Non
         for folder in folders:
             if table not in folder.tables:
                 continue
-            rows = pq.read_table(folder.tables[table], schema=schema(table))
-            waiting.append(as_discarded(rows) if folder.discarded else rows)
-            if sum(rows.nbytes for rows in waiting) > _BATCH_BYTES:
-                writer.write_table(pa.concat_tables(waiting))
-                waiting = []
+            for rows in _read_in_batches(folder.tables[table], schema(table)):
+                waiting.append(as_discarded(rows) if folder.discarded else rows)
+                if sum(rows.nbytes for rows in waiting) > _BATCH_BYTES:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting = []
         if waiting:
             writer.write_table(pa.concat_tables(waiting))
+
+
+def _read_in_batches(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
+    """Yield a file's rows, some at a time, with NULL in the columns that an older file lacks."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):  # a batch of more than one group could be of any size
+            for batch in file.iter_batches(_BATCH_ROWS, [group], use_threads=False):
+                rows = pa.Table.from_batches([batch])
+                yield pa.concat_tables([columns.empty_table(), rows], promote_options="default")

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.record.checkpoints import CheckpointStore
-from storage.record.files import PART_FILE
+from storage.record.files import PART_FILE, RowFolder, merge_rows
 from storage.record.records import IterationRecord, PaidTime
 from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_store import RunStore
-from storage.record.tables import iteration_rows, tables_of
+from storage.record.tables import iteration_rows, schema, tables_of
 from tests.sample_run import evaluation_record
 from tests.tampering import set_run
 
@@ -223,3 +226,22 @@ def test_rows_that_a_part_holds_go_with_a_later_start(store: RunStore):
     assert list(store.folder("r").path.glob("iteration-*")) == []
     assert len(list(store.folder("going-on").path.glob("iteration-*"))) == 3, "its driver sweeps"
     assert [len(lives(store, run_id)) for run_id in ("r", "going-on")] == [3, 3], "each row counts once"
+
+
+def test_a_large_part_is_taken_in_a_few_rows_at_a_time(store: RunStore, tmp_path: Path):
+    """A run of 10,000 iterations has parts of a million rows, which are not to be in memory at once."""
+    rows = pa.Table.from_pylist(
+        [{"iteration": i, "name": f"metric {i % 8}", "value": float(i)} for i in range(200_000)],
+        schema("iteration_metrics").remove(0),  # as of a version without the first column
+    )
+    folder = RowFolder(tmp_path, "part-000001", 0, "part", 1)
+    pq.write_table(rows, tmp_path / "iteration_metrics.parquet")
+    merged = tmp_path / "merged"
+    with merged.open("wb") as file:
+        merge_rows("iteration_metrics", [folder, folder], file)
+    found = pq.read_table(merged)
+    assert found.schema.equals(schema("iteration_metrics"))
+    assert found.drop_columns(found.schema.names[:1]) == pa.concat_tables([rows, rows])
+    assert found.column(0).null_count == found.num_rows == 400_000
+    facts = pq.read_metadata(merged)
+    assert max(facts.row_group(i).num_rows for i in range(facts.num_row_groups)) < rows.num_rows

@@ -27,7 +27,7 @@ SETTINGS = [
     "iterations=7", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4",
     "evaluation.every=0", "runtime.cluster=local", "exploration.strategy=auto", "exploration.candidates=8",
     "exploration.drafts=24", "exploration.stop_with_training=false", "exploration.min_spearman=-1",
-    "algorithm.objective=nft", "algorithm.updates_per_iteration=2", "tracking.to=[]",
+    "algorithm.objective=nft", "algorithm.updates_per_iteration=2", "tracking.to=[]", "reward.scorer=jpeg",
 ]  # fmt: skip
 
 PAYS = IterationTimes(
@@ -86,7 +86,7 @@ def test_a_run_records_what_it_decides_and_why(home, finished):
 
 
 def test_a_new_run_of_a_graded_reward_begins_with_drafts_to_train_on(home):
-    post_train(load_config("smoke", [*SETTINGS, "iterations=2"], {}), "begun")
+    post_train(load_config("smoke", [*SETTINGS, "iterations=2", "reward.scorer=ocr"], {}), "begun")
     assert RunStore(home).run("begun").environment[DECISIONS].startswith("0 off_policy, 1 ")
     assert trained_on_drafts(home, "begun").keys() == {2}
 

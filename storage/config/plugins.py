@@ -30,6 +30,9 @@ from storage.config.section import Section
 from storage.errors import ConfigurationError, quoted
 from storage.text import one_line
 
+_ROOMS = [Path(__file__).resolve().parents[2] / room for room in ("flows", "tasks", "gpu_runtime", "storage")]
+"""Folders of Spotlight's own code, whose commit a run records."""
+
 Kind = TypeVar("Kind")
 Options = TypeVar("Options", bound=Section)
 
@@ -103,7 +106,7 @@ class Registry(Generic[Kind]):
         return self._imported(name, self._path(name, setting), setting)
 
     def sources(self, name: str) -> list[Path]:
-        """Return the files of the thing of that name; none for the project's own things.
+        """Return the files of the thing of that name, except Spotlight's own.
 
         The first is its module's; the second that of its code, if it is written elsewhere and imported there.
 
@@ -115,9 +118,10 @@ class Registry(Generic[Kind]):
             return []
         path = self._path(name, "")
         found = _named(path)
-        files = (_module(path).__file__, _code_file(getattr(found, "build", found)))
-        # A module may lie in an archive.
-        return [Path(file) for file in dict.fromkeys(files) if file is not None and os.path.isfile(file)]
+        # What is typed into Python or a notebook has no file; a module may lie in an archive.
+        files = (getattr(_module(path), "__file__", None), _code_file(getattr(found, "build", found)))
+        known = [Path(file) for file in dict.fromkeys(files) if file is not None and os.path.isfile(file)]
+        return [file for file in known if not any(map(file.resolve().is_relative_to, _ROOMS))]
 
     def _path(self, name: str, setting: str) -> str:
         """Return `package.module:Name` or `path/to/file.py:Name` of a name that is not the project's own."""
@@ -245,7 +249,7 @@ def _code_file(thing: Any) -> str | None:
         return inspect.getsourcefile(
             thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)
         )
-    except (ImportError, TypeError, ValueError):  # no such module, one of C, or it wraps itself
+    except (ImportError, OSError, TypeError, ValueError):  # no such module, one of C, or it wraps itself
         return None
 
 

@@ -341,12 +341,17 @@ def merge_rows(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> Non
 
 
 def _read_in_batches(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
-    """Yield a file's rows, some at a time, with NULL in the columns that an older file lacks."""
+    """Yield a file's rows in batches: these columns alone, NULL in those that an older file lacks."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):  # a batch of more than one group could be of any size
+        for group in range(file.num_row_groups):  # a batch that spans row groups may be arbitrarily large
             for batch in file.iter_batches(_BATCH_ROWS, [group], use_threads=False):
-                rows = pa.Table.from_batches([batch])
-                yield pa.concat_tables([columns.empty_table(), rows], promote_options="default")
+                known = [
+                    batch[field.name].cast(field.type)
+                    if field.name in batch.schema.names
+                    else pa.nulls(batch.num_rows, field.type)
+                    for field in columns
+                ]
+                yield pa.Table.from_arrays(known, schema=columns)

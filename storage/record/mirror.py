@@ -135,11 +135,16 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
     """Copy a run's folders of rows, each once per life of the run, and then the files that change."""
     listing = RunFolder(run).listing()
     for folder in (*listing.parts, *listing.folders):
-        # An iteration that is done again has its old name.
-        written_ns = max((path.stat().st_mtime_ns for path in folder.tables.values()), default=0)
-        if copied.get(folder.name) != written_ns:
-            _copy_folder(there, folder.path, folder.name)
-            copied[folder.name] = written_ns
+        try:
+            # An iteration that is done again has its old name.
+            written_ns = max((path.stat().st_mtime_ns for path in folder.tables.values()), default=0)
+            if copied.get(folder.name) != written_ns:
+                _copy_folder(there, folder.path, folder.name)
+                copied[folder.name] = written_ns
+        except FileNotFoundError:
+            if folder.path.is_dir():
+                raise
+            # A part holds its rows, and this one is gone.
     # What has come meanwhile may have been copied by a process that resumed the run. What a part has covered
     # meanwhile stays, as that part was not copied.
     later = RunFolder(run).listing()
@@ -170,7 +175,7 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
     if is_same and there.cat_file(f"{target}/{telling}") == (source / telling).read_bytes():
         return
     copying = _copying(there, target)
-    had_checkpoint = there.exists(f"{target}/{CHECKPOINT}")  # that of the old rows, with which it goes
+    had_checkpoint = there.exists(f"{target}/{CHECKPOINT}")  # it belongs to the old rows
     if copying == target:
         if had_checkpoint:
             there.rm(f"{target}/{CHECKPOINT}", recursive=True)
@@ -186,7 +191,7 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
         except FileNotFoundError:
             if (source / CHECKPOINT).is_dir():
                 raise
-            # There is none here, or no longer.
+            # Already gone here.
     if copying != target and there.exists(target):
         there.rm(target, recursive=True)
     _finish(there, target)

@@ -6,12 +6,14 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import Field
 
+from gpu_runtime.exploration.registry import STRATEGIES, StrategyPlugin
 from gpu_runtime.rewards.registry import (
     SCORERS,
     ScorerPlugin,
@@ -411,3 +413,22 @@ def test_a_file_may_define_dataclasses_with_postponed_annotations(tmp_path: Path
 
 def _things() -> Registry[int]:
     return Registry("a.thing", int, "spotlight.made_up", {})
+
+
+def test_spotlights_own_code_is_no_source(tmp_path: Path):
+    """An upgrade would otherwise refuse to resume a run with a plug-in that builds on it."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from gpu_runtime.exploration.registry import StrategyPlugin\n"
+        "from gpu_runtime.exploration.strategies.auto import Auto\n"
+        "MINE = StrategyPlugin(Auto)\n"
+    )
+    assert STRATEGIES.sources(f"{mine}:MINE") == [mine]
+
+
+def test_what_is_typed_into_python_has_no_source(monkeypatch: pytest.MonkeyPatch):
+    typed = ModuleType("typed")
+    exec("class Mine: pass", vars(typed))
+    vars(typed)["MINE"] = StrategyPlugin(vars(typed)["Mine"])
+    monkeypatch.setitem(sys.modules, "typed", typed)
+    assert STRATEGIES.sources("typed:MINE") == []

@@ -144,7 +144,7 @@ def watch_the_dashboard(page: Page, address: str) -> None:
     ("name", "last", "plots", "at_most_px"),
     [
         ("convergence", "Settings and environment", 4, 1470),
-        ("seeds", "Best and worst seeds of a prompt", 4, None),
+        ("seeds", "Best and worst seeds of a prompt", 3, None),
         ("spot", "The accounts", 3, None),
         ("cost", "Download the figures", 4, None),
         ("images", "One prompt, enlarged", 0, 1500),

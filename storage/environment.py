@@ -32,7 +32,7 @@ REWARD_DIGEST, JUDGE_DIGEST = "digest reward", "digest evaluation.judge"
 are absent for scorers of Spotlight, and earlier versions recorded none: what is absent counts as equal."""
 
 STRATEGY_DIGEST, OBJECTIVE_DIGEST = "digest exploration.strategy", "digest algorithm.objective"
-"""The same of a run's strategy and objective."""
+"""The same for a run's strategy and objective."""
 
 PRESET = "preset"
 """Fact stored with a run that was started with a preset: its name, or the path of the TOML file as given."""

@@ -120,7 +120,7 @@ def public(value: Any, shown: Mapping[str, str] | None = None) -> Any:
     """Return settings without addresses of servers, names of their keys, and folders of this machine.
 
     Args:
-        shown: what the names around these settings are shown as.
+        shown: short names already given to paths, by path.
     """
     shown = shown or {}
     if isinstance(value, str) and value.startswith("/"):

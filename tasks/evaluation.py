@@ -44,7 +44,7 @@ _FFMPEG_LIMIT_S = 120.0
 """Seconds for a clip; one of 17 frames of 832x480 takes a few."""
 
 _KEPT_OUTPUTS = 20
-"""Evaluations whose workers' output stays."""
+"""Number of evaluations whose workers' output is kept."""
 
 
 @dataclass(frozen=True)

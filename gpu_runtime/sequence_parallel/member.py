@@ -27,7 +27,7 @@ from gpu_runtime.sequence_parallel.process_group import (
 )
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
-from storage.errors import GroupBrokenError
+from storage.errors import GroupBrokenError, WorkerLostError
 
 _LOOK_S = 0.25
 _AGAIN_S = 0.02  # between attempts to free a thread that forms its group, and so opens new sockets
@@ -105,6 +105,7 @@ class SequenceParallelMember:
 
         Raises:
             GroupBrokenError: if the member is in another group, or this one broke.
+            WorkerLostError: if `work` raises it; the member is then still in its group.
         """
         if epoch != self.epoch:
             raise GroupBrokenError(f"{self.name} is in the group of epoch {self.epoch}, not of {epoch}")
@@ -113,8 +114,10 @@ class SequenceParallelMember:
             if self._group is not None and self._group.cut_off:
                 raise GroupBrokenError("called off while it computed")
             return result
+        except WorkerLostError:  # the device is faulty, whatever became of its group
+            raise
         except Exception as error:
-            # Of a group that is broken off any error may come: numbers that are not finite, too.
+            # A broken-off group can cause any error, even non-finite numbers.
             if self._group is None or not (self._watch.broken or is_group_failure(error)):
                 raise
             reason = str(error).partition("\n")[0]

@@ -40,17 +40,20 @@ _THREADS = 1  # of gloo; more help with several collectives at a time, which Uly
 _TURN = datetime.timedelta(seconds=0.05)
 """Longest wait for gloo between checks that the group is not called off; a collective's end ends it."""
 
+_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""Environment variable, set to 0 whatever it was: by itself, torch ends a process whose peer is gone; here it
+goes on in another group."""
+
 _SETTINGS = {
-    # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: unread
-    # megabytes in each process.
+    # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: in each
+    # process, megabytes that nobody reads.
     "TORCH_FR_BUFFER_SIZE": "0",
-    # By itself, torch ends a process whose peer is gone; here it goes on in another group.
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # It also notes a failure in the driver's store, for good, by which it would end members of other groups.
+    # torch also records a failure permanently in the driver's store, and would end members of later groups
+    # because of it.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-"""Environment variables, read by torch when it forms a group; an existing value stays."""
+"""Other environment variables that torch reads when it forms a group; an existing value stays."""
 
 
 class InstanceGroup:
@@ -60,7 +63,8 @@ class InstanceGroup:
         store: connection to the driver's store; broken if the forming is interrupted.
         prefix: prefix of its keys; a new one for each group, or members would meet those of an old one.
         size: number of members, at least 2.
-        timeout_s: longest wait for a peer that is not interrupted: a backstop.
+        timeout_s: longest wait for a peer that is not interrupted: a backstop. It does not end a wait for
+            NCCL, as `_ERROR_HANDLING` is 0: the driver ends a device that does not answer within its lease.
         device: device of the tensors; a CUDA device means NCCL, which is not tested on several GPUs.
         called_off: function that is True if the group is broken off; called while waiting for a peer.
 
@@ -152,6 +156,7 @@ class InstanceGroup:
         # A failed attempt has used up a name, which is part of the keys at which members meet.
         world: Any = dist.distributed_c10d._world
         world.group_count = 0
+        os.environ[_ERROR_HANDLING] = "0"
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         own, timeout = dist.PrefixStore(self._prefix, store), datetime.timedelta(seconds=timeout_s)
@@ -212,8 +217,8 @@ def interrupt(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _another_thread_ends_it() -> Iterator[None]:
-    """Ignore, while the default group is ended, that there is none, or that another thread is ending it."""
-    with contextlib.suppress(RuntimeError, AssertionError, ValueError):
+    """Ignore errors from ending a default group that is gone, or that another thread is ending."""
+    with contextlib.suppress(RuntimeError, AssertionError, ValueError, KeyError):
         yield
 
 

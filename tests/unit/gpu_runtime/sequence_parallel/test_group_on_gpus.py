@@ -1,4 +1,4 @@
-"""A group on GPUs, where there is none: torch's backend `fake` stands for NCCL; its collectives do nothing.
+"""A group on GPUs, tested without one: torch's backend `fake` stands for NCCL; its collectives do nothing.
 
 A collective of NCCL returns before its kernel has ended, and one that is aborted ends without an error.
 """
@@ -17,7 +17,7 @@ from gpu_runtime.scheduling.group_layout import WorkerGroup
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup, interrupt
-from storage.errors import GroupBrokenError, NonFiniteError
+from storage.errors import DeviceFaultError, GroupBrokenError, NonFiniteError
 from tests.running_up import wait_until
 from tests.tiny_model import TinyModel
 
@@ -53,7 +53,10 @@ def group_of_two(store: dist.Store, called_off: Callable[[], bool] = lambda: Fal
     return InstanceGroup(store, "g/", 0, 2, LIMIT_S, GPU, called_off)
 
 
-def test_members_meet_before_they_connect_and_torch_ends_no_process(formed: list[dict[str, Any]]):
+def test_members_meet_before_they_connect_and_torch_ends_no_process(
+    formed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as other programs need it
     with pytest.raises(GroupBrokenError, match="was not formed"):  # the other member does not come
         InstanceGroup(dist.HashStore(), "g/", 0, 2, 0.1, GPU, lambda: False)
     assert not formed
@@ -79,35 +82,83 @@ def test_a_group_that_is_called_off_is_aborted_and_another_one_can_be_formed(
     interrupt(GPU)  # no group is left
 
 
-def test_what_is_received_in_a_group_that_is_called_off_does_not_count(formed: list[dict[str, Any]]):
-    store = ControlStore()
-    model: Any = TinyModel()
-    model.device = GPU
-    member = SequenceParallelMember("a", model, store.address, LIMIT_S)
+class ClearedMeanwhile(dict[Any, str]):
+    """torch's names of groups, cleared by another thread's abort between a listing and a look-up."""
 
-    def join(epoch: int) -> WorkerGroup:
+    def __getitem__(self, group: Any) -> str:
+        self.clear()
+        return super().__getitem__(group)
+
+
+def test_threads_that_abort_a_group_at_the_same_time_do_not_end_the_run(
+    formed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    group_of_two(dist.HashStore())
+    names = ClearedMeanwhile(dist.distributed_c10d._world.pg_names)
+    assert names
+    with monkeypatch.context() as racing:
+        racing.setattr(dist.distributed_c10d, "_pg_names", names)
+        interrupt(GPU)
+    assert not names
+
+
+class Membership:
+    """A member of groups of two, whose other member only meets it."""
+
+    def __init__(self) -> None:
+        self._store = ControlStore()
+        model: Any = TinyModel()
+        model.device = GPU
+        self.member = SequenceParallelMember("a", model, self._store.address, LIMIT_S)
+
+    def join(self, epoch: int) -> WorkerGroup:
         place = WorkerGroup(epoch, 0, ("a", "b"))
-        dist.PrefixStore(place.prefix, store._store).set("here/1", "")
-        member.join(place, LIMIT_S)
+        dist.PrefixStore(place.prefix, self._store._store).set("here/1", "")
+        self.member.join(place, LIMIT_S)
         return place
 
-    def call_off(place: WorkerGroup) -> str:
-        store.abort(place.prefix)
-        wait_until("it is called off", lambda: member._watch.broken)
+    def call_off(self, place: WorkerGroup, error: Exception | None = None) -> str:
+        self._store.abort(place.prefix)
+        wait_until("it is called off", lambda: self.member._watch.broken)
+        if error is not None:
+            raise error
         return "the answer"
 
-    def not_finite(place: WorkerGroup) -> None:
-        call_off(place)
-        raise NonFiniteError("latents are not finite")
 
-    for epoch, work in enumerate((call_off, not_finite), 1):
-        place = join(epoch)
-        assert member.together(epoch, lambda: "done") == "done"
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_what_is_received_in_a_group_that_is_called_off_does_not_count(formed: list[dict[str, Any]]):
+    one = Membership()
+    for epoch, error in enumerate((None, NonFiniteError("latents are not finite")), 1):
+        place = one.join(epoch)
+        assert one.member.together(epoch, lambda: "done") == "done"
         with pytest.raises(GroupBrokenError, match=f"the group of epoch {epoch} broke at a"):
-            member.together(epoch, lambda work=work, place=place: work(place))
-        assert member.epoch is None and not dist.is_initialized()
-    join(3)
+            one.member.together(epoch, lambda place=place, error=error: one.call_off(place, error))
+        assert one.member.epoch is None and not dist.is_initialized()
+    one.join(3)
     with pytest.raises(NonFiniteError):  # of a group that stands it is an error of the model
-        member.together(3, lambda: (_ for _ in ()).throw(NonFiniteError("latents are not finite")))
-    member.leave()
+        one.member.together(3, lambda: fail(NonFiniteError("latents are not finite")))
+    one.member.leave()
     assert not dist.is_initialized()
+
+
+def test_a_faulty_device_is_lost_even_if_its_group_is_called_off(formed: list[dict[str, Any]]):
+    one = Membership()
+    place = one.join(1)
+    with pytest.raises(DeviceFaultError, match="2 GiB are missing"):
+        one.member.together(1, lambda: one.call_off(place, DeviceFaultError("2 GiB are missing")))
+    one.member.leave()
+
+
+def test_a_member_whose_collective_fails_leaves_without_waiting_for_the_others(
+    formed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    one = Membership()
+    one.join(1)
+    with monkeypatch.context() as no_wait:
+        no_wait.setattr(dist, "destroy_process_group", lambda: pytest.fail("it would wait for the others"))
+        with pytest.raises(GroupBrokenError, match="broke at a: NCCL error"):
+            one.member.together(1, lambda: fail(dist.DistError("NCCL error\nremote process exited")))
+    assert not one.member._watch.broken and not dist.is_initialized()

@@ -40,6 +40,7 @@ from gpu_runtime.cluster.ray.ray_internals import (
 )
 from gpu_runtime.cluster.slots import refuse_shared_gpus, refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
+from storage.config.runtime import FIXED_CAPACITY
 from storage.errors import CapacityError, ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
 from storage.record.records import Market
@@ -135,6 +136,9 @@ class RayCluster(Cluster):
         counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
         self._refuse_far_too_many(counts["reserved"] if self.tells_markets_apart else sum(counts.values()))
         workers = 1 if self.tells_markets_apart else sum(counts.values())
+        if config.divides_weights and not self._local and config.runtime.capacity != FIXED_CAPACITY:
+            # spot_workers is only the most, and spot devices may bring GPUs: trainers still take whole ones.
+            workers = min(workers, counts["reserved"])
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
         if self._forks and gpus:  # a fork of a process that has queried a GPU could not use it
@@ -190,7 +194,7 @@ class RayCluster(Cluster):
                 ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, processes),
-                    # Weights of gigabytes would each wait for room, and then go through files: Ray's choice.
+                    # Ray's default: in 512 MiB, weights of gigabytes wait for room and spill to disk.
                     object_store_memory=None if torch.cuda.is_available() else _LOCAL_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     log_to_driver=False,

@@ -26,6 +26,30 @@ def test_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch):
         ray_cluster.RayCluster(RunConfig())
 
 
+@pytest.mark.parametrize(("reserved", "refused"), [(2, False), (3, True)])
+def test_spot_devices_that_an_autoscaler_may_add_take_no_gpus_of_trainers(
+    monkeypatch: pytest.MonkeyPatch, reserved: int, refused: bool
+):
+    """A joined cluster whose instances have no labels yet."""
+    resources = {"CPU": 16.0, "GPU": 2.0}
+    node = {"Alive": True, "Labels": {}, "Resources": resources}
+    monkeypatch.setattr(ray_cluster.RayCluster, "_connect", lambda cluster: None)
+    monkeypatch.setattr(ray_cluster.RayCluster, "shutdown", lambda cluster: None)
+    monkeypatch.setattr(ray_cluster, "close_to_others", lambda path: None)
+    monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: resources)
+    monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: [node])
+    runtime = {
+        "cluster": "host:6379", "capacity": "ray", "spot_workers": 8, "reserved_workers": reserved,
+        "trainer_workers": 2,
+    }  # fmt: skip
+    config = RunConfig.model_validate({"runtime": runtime})
+    if refused:
+        with pytest.raises(ConfigurationError, match="and 3 workers would share 2 GPUs;"):
+            ray_cluster.RayCluster(config)
+    else:
+        assert ray_cluster.RayCluster(config)._gpu_share == 1
+
+
 def test_what_has_no_place_for_ray_s_sockets_is_refused_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

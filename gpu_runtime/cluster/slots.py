@@ -71,21 +71,32 @@ def refuse_shared_gpus(config: RunConfig, workers: int, gpus: float) -> None:
         gpus: GPUs for them and for the scorers.
 
     Raises:
-        ConfigurationError: if there are fewer GPUs than workers; NCCL takes one process per GPU.
+        ConfigurationError: if there are several workers, and fewer GPUs; NCCL takes one process per GPU.
     """
+    runtime, degrees = config.runtime, config.sequence_parallel.by_kind.values()
     if config.divides_weights:
-        use = f"runtime.trainer_workers is {config.runtime.trainer_workers}"
-        without = "runtime.trainer_workers=1"
+        use, without = f"runtime.trainer_workers is {runtime.trainer_workers}", "runtime.trainer_workers=1"
     elif config.sequence_parallel.largest > 1:
-        use, without = "samples are shared", "all degrees of sequence_parallel to 1"
+        use = "samples are shared" if max(degrees) > 1 else "samples may be shared"
+        without = "all degrees of sequence_parallel to 1"
     else:
         return
-    left = math.floor(gpus - config.runtime.scorer_workers * config.runtime.scorer_gpu)
-    if workers > left:
-        raise ConfigurationError(
-            f"{use}, and {workers} workers would share {left} GPUs; each device that works with others needs "
-            f"a GPU of its own: lower runtime.spot_workers, or set {without}"
-        )
+    scorers = runtime.scorer_workers * runtime.scorer_gpu
+    left = max(0, math.floor(gpus - scorers))
+    if workers <= max(1, left):
+        return
+    counted = "1 GPU" if left == 1 else f"{left} GPUs"
+    beside = " left beside the scorers" if scorers else ""
+    fewer = ["runtime.scorer_gpu"] if scorers else []
+    if runtime.least_spot:
+        fewer.append("runtime.spot_workers")
+    elif runtime.reserved_workers != AUTO and runtime.reserved_workers > runtime.trainer_workers:
+        fewer.append("runtime.reserved_workers")
+    advice = f"lower {' or '.join(fewer)}, or set {without}" if fewer else f"set {without}"
+    raise ConfigurationError(
+        f"{use}, and {workers} workers would share {counted}{beside}; each device that works with others "
+        f"needs a GPU of its own: {advice}"
+    )
 
 
 def worker_counts(runtime: RuntimeConfig, seen: Mapping[Market, int], apart: bool) -> dict[Market, int]:

@@ -117,11 +117,46 @@ def test_devices_that_train_together_each_need_a_gpu_of_their_own(
     on_cpu = {"model": {"device": "cpu"}, "runtime": together | {"spot_workers": 2}}
     preflight.check(config(tmp_path, **on_cpu))
     judged = {"scorer_workers": 4, "scorer_gpu": 0.25, "spot_workers": 1}
-    with pytest.raises(ConfigurationError, match="and 3 workers would share 2 GPUs"):
+    said = "would share 2 GPUs left beside the scorers;.*lower runtime.scorer_gpu or runtime.spot_workers, or"
+    with pytest.raises(ConfigurationError, match=said):
         refuse_shared_gpus(config(tmp_path, runtime=together | judged), 3, 3)
     shared = {"runtime": {"spot_workers": 3}, "sequence_parallel": {"rollout": 2}}
     with pytest.raises(ConfigurationError, match="samples are shared, and 4 workers would share 3 GPUs"):
         preflight.check(config(tmp_path, **shared))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "workers", "gpus", "said"),
+    [
+        (
+            {"spot_workers": 3},
+            4,
+            1,
+            "4 workers would share 1 GPU; .*: lower runtime.spot_workers, or set all",
+        ),
+        (
+            {"reserved_workers": 3},
+            3,
+            2,
+            "3 workers would share 2 GPUs; .*: lower runtime.reserved_workers, or",
+        ),
+        (
+            {"reserved_workers": 3, "scorer_workers": 2, "scorer_gpu": 1.0},
+            3,
+            1,
+            "share 0 GPUs left beside.*: lower runtime.scorer_gpu or runtime.reserved_workers, or",
+        ),
+        ({"reserved_workers": "auto", "spot_workers": "auto"}, 4, 1, "a GPU of its own: set all degrees of"),
+    ],
+)
+def test_the_advice_for_workers_that_would_share_gpus(
+    runtime: dict[str, Any], workers: int, gpus: int, said: str
+):
+    settings = {"spot_workers": 0} | runtime
+    run = RunConfig.model_validate({"runtime": settings, "sequence_parallel": {"rollout": "auto"}})
+    with pytest.raises(ConfigurationError, match=f"^samples may be shared, and .*{said}"):
+        refuse_shared_gpus(run, workers, gpus)
+    refuse_shared_gpus(run, 1, 0.5)  # one worker shares with none
 
 
 def test_no_standby_where_workers_have_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

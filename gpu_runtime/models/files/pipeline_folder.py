@@ -52,11 +52,7 @@ class PipelineFolder:
         folder = find_folder("model.path", name)
         found = cls(folder, parts)
         found._refuse_other(name, pipeline)
-        missing = [file for part in parts for file in found._missing(part)]
-        if missing:
-            raise ModelError(
-                f"model.path = {name!r}: {folder} lacks {', '.join(missing)}; download the model again, whole"
-            )
+        found._refuse_incomplete(name)
         for part, kind in parts.items():
             for file in found.weights(part):
                 tensor_shapes(file)
@@ -93,10 +89,16 @@ class PipelineFolder:
         files = self.weights(part)
         return sum(math.prod(shape) for file in files for shape in tensor_shapes(file).values())
 
-    def _missing(self, part: str) -> list[str]:
-        kind = self.parts[part]
-        needed = [self.path / part / _SMALL.get(kind, "config.json"), *self.weights(part)]
-        return [file.relative_to(self.path).as_posix() for file in needed if not file.is_file()]
+    def _refuse_incomplete(self, name: str) -> None:
+        needed: list[Path] = []
+        for part, kind in self.parts.items():
+            needed += [self.path / part / _SMALL.get(kind, "config.json"), *self.weights(part)]
+        missing = [file.relative_to(self.path).as_posix() for file in needed if not file.is_file()]
+        if missing:
+            raise ModelError(
+                f"model.path = {name!r}: {self.path} lacks {', '.join(missing)}; download the model again, "
+                "whole"
+            )
 
     def _refuse_other(self, name: str, pipeline: str) -> None:
         file = self.path / INDEX
@@ -116,23 +118,27 @@ class PipelineFolder:
 def pipeline_files(name: str) -> list[Path]:
     """Return the files that a pipeline is loaded from, in a fixed order, without importing diffusers.
 
-    Of a part with weights these are its configuration and the weights; of another one all that it has.
+    Of a part with weights these are its configuration and the weights; of any other part, all its files.
 
     Args:
         name: `model.path`.
 
     Raises:
-        ModelError: if there is no pipeline.
+        ModelError: if there is no pipeline, or a part with weights lacks its configuration or some of them.
     """
     folder = find_folder("model.path", name)
     files = [folder / INDEX]
     for part, named in sorted(read_json(folder / INDEX).items()):
-        if isinstance(named, list) and (folder / part).is_dir():  # no part is a setting, or null
-            weights = PipelineFolder(folder, {part: named[0]}).weights(part)
-            if weights and all(file.is_file() for file in weights):
-                files += [folder / part / "config.json", *weights]
+        # Settings are no lists; absent parts have no folder.
+        if isinstance(named, list) and named and (folder / part).is_dir():
+            here = sorted((folder / part).iterdir())
+            weights = f"{_WEIGHTS.get(named[0])}.safetensors"
+            if {file.name for file in here} & {weights, f"{weights}.index.json"}:
+                pipeline = PipelineFolder(folder, {part: named[0]})
+                pipeline._refuse_incomplete(name)
+                files += [folder / part / "config.json", *pipeline.weights(part)]
             else:
-                files += sorted(file for file in (folder / part).iterdir() if file.is_file())
+                files += [file for file in here if file.is_file()]
     return files
 
 

@@ -26,6 +26,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
 from tasks.checks import preflight
+from tasks.inputs import input_digests
 from tests.pipeline_reference import family_config, own_pipeline
 from tests.tiny_pipelines import Saved
 
@@ -107,6 +108,28 @@ def test_the_files_are_listed_without_importing_diffusers(whole: Path):
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     config = run_config(whole).model
     assert answer.stdout.split(maxsplit=1) == [str(len(family_of(config).files(config))), "set()\n"]
+
+
+@pytest.mark.parametrize("missing", ["transformer/config.json", "text_encoder_3/config.json"])
+def test_files_without_a_part_s_configuration_are_not_listed(folder: Path, missing: str):
+    (folder / missing).unlink()
+    config = run_config(folder)
+    with pytest.raises(ModelError, match=f"lacks {missing}; download the model again"):
+        input_digests(config)
+
+
+def test_files_without_a_shard_of_the_weights_are_not_listed(folder: Path):
+    settings = run_config(folder).model
+    rewrite(folder / "model_index.json", unused=[])
+    (folder / "unused").mkdir()
+    listed = family_of(settings).files(settings)
+    (folder / WEIGHTS).rename(folder / "transformer/first.safetensors")
+    index = {"weight_map": {"one": "first.safetensors", "two": "second.safetensors"}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"lacks transformer/second\.safetensors; download"):
+        family_of(settings).files(settings)
+    shutil.copy(folder / "transformer/first.safetensors", folder / "transformer/second.safetensors")
+    assert len(family_of(settings).files(settings)) == len(listed) + 1
 
 
 @pytest.mark.parametrize("path", ["/models/nothere", "./nothere", "models/a/b"])

@@ -469,11 +469,11 @@ class PipelineModel(ABC):
             for module in encoder.modules()
             for name, tensor in (*module.named_parameters("", False), *module.named_buffers("", False))
         ]
-        self._move_encoders(self.device)
         try:
+            self._move_encoders(self.device)
             yield
         finally:
-            # They are frozen: what the device has of them is dropped, as copying it back takes seconds.
+            # Encoders are frozen, so drop the device's copy: copying it back takes seconds.
             for module, name, tensor, data in kept:
                 tensor.data = data
                 setattr(module, name, tensor)

@@ -140,7 +140,7 @@ def test_a_pipeline_encodes_predicts_and_decodes_on_its_device(asked: list[str])
     assert model.decode(latents).device.type == "cpu"
 
 
-def test_encoders_that_wait_on_the_cpu_are_not_copied_back(asked: list[str]):
+def test_encoders_that_wait_on_the_cpu_are_not_copied_back(asked: list[str], monkeypatch: pytest.MonkeyPatch):
     model = qwen_image(encoders="offload")
     encoder = model._encoders["text_encoder"]
 
@@ -153,6 +153,16 @@ def test_encoders_that_wait_on_the_cpu_are_not_copied_back(asked: list[str]):
     for prompt in ("a sign", "two signs"):
         assert model.encode_prompts([prompt]).embeds_BLE.device == STAND_IN
         assert held() == before
+    move = encoder.to
+
+    def move_a_part(device: torch.device) -> None:
+        move(device)
+        raise torch.OutOfMemoryError("2 GiB are missing")
+
+    monkeypatch.setattr(encoder, "to", move_a_part)
+    with pytest.raises(torch.OutOfMemoryError):
+        model.encode_prompts(["three signs"])
+    assert held() == before
 
 
 def test_a_part_of_a_state_is_taken_to_the_cpu(asked: list[str]):

@@ -59,8 +59,8 @@ _CONNECT_S = 30.0
 
 _DEVICE_FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
-_FAULTS_SAY = ("CUDA error", "CUDA driver error", "cuDNN error")
-"""Beginnings of faults that torch raises as a plain RuntimeError, such as cuBLAS's and cuDNN's."""
+_FAULTS_SAY = ("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error [CUDA]")
+"""Message prefixes of device faults that are a plain RuntimeError, such as cuBLAS's and Triton's."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -56,9 +56,10 @@ def test_what_may_be_asked_is_what_the_worker_has():
     [
         (torch.OutOfMemoryError, "CUDA says no"),
         (torch.AcceleratorError, "CUDA says no"),
-        # cuBLAS and cuDNN have no class of their own.
+        # cuBLAS, cuDNN and Triton have no class of their own.
         (RuntimeError, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle )`"),
         (RuntimeError, "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        (RuntimeError, "Triton Error [CUDA]: an illegal memory access was encountered"),
     ],
 )
 def test_a_fault_of_the_device_is_the_loss_of_a_worker_and_an_error_of_a_trainer(

@@ -49,8 +49,8 @@ class ModelConfig(Section):
     # No gradient comes back through diffusers' `_flash_3` and `sage`, and torch refuses `_native_cudnn` where
     # kernels have to be deterministic, as workers on a GPU demand.
     attention: Literal["auto", "native", "_native_flash", "flash"] = "auto"
-    """Attention kernel, by diffusers' names; `auto` leaves diffusers' choice. Training with `flash` repeats
-    up to rounding only."""
+    """Attention kernel by diffusers' name; `auto` is diffusers' choice. Training with `flash` is reproducible
+    only up to rounding."""
 
     compile: bool = False
     """Compile the transformer's blocks (torch.compile): a worker's first calls take up to minutes, later ones

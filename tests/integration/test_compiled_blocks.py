@@ -97,6 +97,7 @@ def test_a_machine_without_a_compiler_is_refused_before_anything_is_loaded(
 
 def test_triton_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch):
     gpu = torch.device("cuda")
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     with pytest.raises(ConfigurationError, match=r"Triton \(comes with torch's CUDA builds\) is not on"):
         compiled_blocks.refuse_missing_compiler(gpu)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)

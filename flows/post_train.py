@@ -98,13 +98,13 @@ def train_run(
     store = RunStore(home)
     config = prices_of(store, run_id, config)
     given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), **(repeats or {})}
+    log = RunLog(home, run_id)
+    log.starting()  # before the record has it: if this process is killed until then, its flow run is found
     enter_run(store, run_id, config, preset, given)
     show_links(run_id, home, config.tracking)
     if page := flow_run_page():
         store.link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id, config.runtime.ray_address)
-    log = RunLog(home, run_id)
-    log.starting()
     mirror = None
     devices = f"start {config.runtime.devices_in_words} and {config.runtime.scorer_workers} scorers"
     try:

@@ -20,6 +20,7 @@ from storage.environment import REPEATED
 from storage.errors import DriftError, SpotlightError
 from storage.evaluations.reproductions import Reference, Reproduction, reference_of, write_reproduction
 from storage.home import Home
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
 from tasks.comparison import compare
 from tasks.evaluation import scored_again
@@ -64,7 +65,8 @@ def do_again(
                 started = dataclasses.replace(started, run_id=again)
                 facts = was.environment if was is not None else {}
                 repeats = {name: facts[name] for name in REPEATED if name in facts}
-                train_run(config, again, preset_again(form, was), "reproduction", repeats)
+                with RunLog(home, again).of_start():
+                    train_run(config, again, preset_again(form, was), "reproduction", repeats)
                 now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:

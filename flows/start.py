@@ -186,7 +186,9 @@ def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None)
     """
     from storage.evaluations.separate import EvaluationStore
 
-    chosen = free_run_id(RunStore(home), f"evaluate-{config.name}", evaluation_id)
+    if evaluation_id is None:  # unique as it is: a damaged file of another run is no reason to refuse
+        return new_run_id(f"evaluate-{config.name}")
+    chosen = free_run_id(RunStore(home), "", evaluation_id)
     if any(row.evaluation_id == chosen for row in EvaluationStore(home).all()):
         raise ConfigurationError(
             f"evaluation {chosen!r} exists already; `spotlight evaluations` lists them: choose another name"
@@ -283,7 +285,7 @@ def post_train_under_server(
 
     store = RunStore(home)
     with (
-        RunLog(home, run_id).of_start(),
+        RunLog(home, run_id).of_start() as before,
         judges_beside(config),
         prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url,
     ):
@@ -293,7 +295,7 @@ def post_train_under_server(
         try:
             if taken is not None:  # before its flow run is closed, which may be another process's by now
                 store.take_over(taken)
-            close_earlier_flow_runs(store, run_id)
+            close_earlier_flow_runs(store, run_id, before)
             reporter().note(f"Prefect UI: {ui_url}")
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)

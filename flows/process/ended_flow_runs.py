@@ -14,7 +14,7 @@ import httpx
 from storage.errors import StorageError
 from storage.home import Home
 from storage.record.run_folder import RunFolder
-from storage.record.run_status import died_starting, read_activity
+from storage.record.run_status import Activity, read_activity
 from storage.record.run_store import RunRow, RunStore, check_resumable
 
 if TYPE_CHECKING:
@@ -35,16 +35,18 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
     A process that is killed, or whose end takes too long, tells Prefect nothing: its flow run would stay
     Running for ever. If the server or the record cannot be read, the next command tries again.
     """
+    unrecorded = [run_id for run_id in home.run_ids() if not RunFolder(home.run(run_id)).exists]
     try:
-        ended, killed = _ended_runs(home), _killed_starts(home)
+        ended = _ended_runs(home)
     except StorageError:
         return
-    if not ended and not killed:
+    if not ended and not unrecorded:
         return
     from prefect import states
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.exceptions import ObjectNotFound
+    from prefect.runtime import flow_run as own
 
     made = {"cancelled": states.Cancelled, "failed": states.Failed, "finished": states.Completed}
     of_runs = FlowFilter(name=FlowFilterName(any_=_FLOWS_OF_RUNS))
@@ -58,10 +60,14 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
             for flow_run in unfinished:
                 row = ended.get(flow_run.name)
                 began_at = _began_at(flow_run)
-                if row is not None and began_at and began_at < (row.ended_at or 0.0):
+                if began_at is None or str(flow_run.id) == own.get_id():
+                    continue
+                if row is not None and began_at < (row.ended_at or 0.0):
                     message = row.error or f"the run is {row.status}"
                     state = made.get(row.status, states.Crashed)(message=message)
-                elif flow_run.name in killed or (row is not None and died_starting(home, row)):
+                elif (row is not None or flow_run.name in unrecorded) and (
+                    began_at < read_activity(home, flow_run.name, 0).killed_start_at
+                ):
                     state = states.Crashed(message=_KILLED)
                 else:  # it is going on, or is resuming the run right now
                     continue
@@ -70,8 +76,11 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
 
 
-def close_earlier_flow_runs(store: RunStore, run_id: str) -> None:
+def close_earlier_flow_runs(store: RunStore, run_id: str, before: Activity) -> None:
     """Close the flow runs that killed processes left of a run on which this process is about to work.
+
+    Args:
+        before: activity of the run before this process began to start.
 
     Raises:
         ConfigurationError: another process has resumed the run meanwhile; its flow run is left alone.
@@ -80,7 +89,8 @@ def close_earlier_flow_runs(store: RunStore, run_id: str) -> None:
     known = store.run(run_id) if store.folder(run_id).exists else None
     if known is not None and known.status == "running":
         check_resumable(known, os.getpid())
-    close_orphaned_flow_runs([run_id], ended_at=known and known.ended_at)
+    ended_at = None if known is None else max(known.ended_at or 0.0, before.killed_start_at)
+    close_orphaned_flow_runs([run_id], ended_at=ended_at)
 
 
 def close_orphaned_flow_runs(
@@ -92,8 +102,9 @@ def close_orphaned_flow_runs(
     successor of the same name. The current flow run may already have the name: it is left alone.
 
     Args:
-        ended_at: end of the run (Unix seconds), after which another process may have begun to resume it: its
-            flow run is left alone, too. None if no other process can be at work.
+        ended_at: end of the last process known to be gone (Unix seconds), after which another process may
+            have begun to resume the run: its flow run is left alone, too. None if no other process can be at
+            work.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
@@ -111,8 +122,10 @@ def close_orphaned_flow_runs(
 
 
 def _began_at(flow_run: FlowRun) -> float | None:
-    """Return the start of a flow run (Unix seconds), or else when it got its state."""
-    began = flow_run.start_time or (flow_run.state.timestamp if flow_run.state else None)
+    """Return the start of a flow run (Unix seconds): of its last attempt, unless that is being cancelled."""
+    state, began = flow_run.state, flow_run.start_time
+    if state is not None and (began is None or not state.is_cancelling()):
+        began = state.timestamp
     return None if began is None else began.timestamp()
 
 
@@ -128,15 +141,6 @@ def _ended_runs(home: Home) -> Mapping[str, RunRow]:
         for row in store.runs()
         if row.status != "running"
         and (not row.may_be_alive or (row.host != here and row.status == "interrupted"))
-    }
-
-
-def _killed_starts(home: Home) -> set[str]:
-    """Return the runs whose first process was killed before it was recorded: they have a log alone."""
-    return {
-        run_id
-        for run_id in home.run_ids()
-        if not RunFolder(home.run(run_id)).exists and read_activity(home, run_id, 0).is_gone
     }
 
 

@@ -38,6 +38,7 @@ class RunLog:
     """The writer of a run's log. No method raises: a full disk must not end a run that can do without it."""
 
     def __init__(self, home: Home, run_id: str) -> None:
+        self._home, self._run_id = home, run_id
         self._folder = RunFolder(home.run(run_id))
 
     def starting(self) -> None:
@@ -47,12 +48,19 @@ class RunLog:
         self._append("begin", message=START)
 
     @contextmanager
-    def of_start(self) -> Iterator[None]:
-        """Show the run as starting, seconds before it has a row; a start that is refused leaves no folder."""
+    def of_start(self) -> Iterator[Activity]:
+        """Show the run as starting, seconds before it has a row; a start that is refused leaves no folder.
+
+        It yields the activity before: the process that wrote it may have been killed while it started.
+        """
+        before = read_activity(self._home, self._run_id, 0)
         self.starting()
         try:
-            yield
+            yield before
         finally:
+            activity = read_activity(self._home, self._run_id, 0)
+            if activity.is_starting and activity.pid == os.getpid():
+                self.ready()  # refused, or it failed: only a process that was killed leaves its start open
             with suppress(OSError):
                 self._folder.remove_log_without_run()
 
@@ -135,9 +143,10 @@ class Activity:
         return self.pid is not None and process_is_alive(self.pid, self.process_started_at)
 
     @property
-    def is_gone(self) -> bool:
-        """True if that process was one of this machine and has ended."""
-        return self.host == socket.gethostname() and not self.is_alive
+    def killed_start_at(self) -> float:
+        """Start (Unix seconds) of a process of this machine that was killed while it started; 0.0 if none."""
+        is_gone = self.host == socket.gethostname() and not self.is_alive
+        return self.phases.get(START, 0.0) if is_gone else 0.0
 
     @property
     def is_starting(self) -> bool:
@@ -177,20 +186,9 @@ def shown_status(row: RunRow, activity: Activity) -> str:
     """Return the recorded status, but `interrupted` if the process is gone, or `starting`."""
     if row.status == "running" and may_be_alive(row.host, row.pid, row.process_started_at):
         return "starting" if activity.is_starting else "running"
-    if activity.is_alive and _begins_again(row, activity):
-        return "starting"
+    if activity.is_alive and activity.phases.get(START, 0.0) > (row.ended_at or 0.0):
+        return "starting"  # it is being resumed by a process that has not recorded itself yet
     return "interrupted" if row.status == "running" else row.status
-
-
-def died_starting(home: Home, row: RunRow) -> bool:
-    """Return True if the last process that began to resume an ended run died before it was recorded."""
-    activity = activity_of(home, row, 0)
-    return activity.is_gone and _begins_again(row, activity)
-
-
-def _begins_again(row: RunRow, activity: Activity) -> bool:
-    """Return True if a process began to resume the run after its end, and has not recorded itself yet."""
-    return activity.phases.get(START, 0.0) > (row.ended_at or 0.0)
 
 
 def activity_of(home: Home, row: RunRow, messages: int = 100) -> Activity:

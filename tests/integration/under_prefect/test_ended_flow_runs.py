@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -16,10 +17,11 @@ from prefect.client.orchestration import get_client
 from prefect.settings import get_current_settings
 from prefect.states import Running
 
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
+from flows.process.ended_flow_runs import close_earlier_flow_runs, close_flow_runs_of_ended_runs
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.record.records import RunStatus
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
 from tests.fault.test_run_guard import run
 
@@ -93,30 +95,85 @@ def test_what_goes_on_is_left_alone(home: Home, process: subprocess.Popen[bytes]
     assert [state(one)[0] for one in (going, namesake, resuming)] == ["RUNNING"] * 3
 
 
-@pytest.mark.parametrize("name", ["new", "resumed-again"])
-def test_that_of_a_start_which_was_killed_before_the_record_had_it_is_closed(
-    home: Home, process: subprocess.Popen[bytes], name: str
-):
-    store = RunStore(home)
-    if name != "new":
-        store.create_run(name, RunConfig(), {}, process.pid)
-        process.kill()
-        process.wait()
-        store.reconcile()
+@contextmanager
+def starting(home: Home, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has begun to start or resume a run; it is not in the record yet."""
     program = (
         "import sys; from pathlib import Path; from storage.home import Home; "
         "from storage.record.run_status import RunLog; "
         f"RunLog(Home(Path({str(home.path)!r})), {name!r}).starting(); print(flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starts:
-        assert starts.stdout is not None and starts.stdout.readline()
-        flow_run_id = running(name)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        yield process
+
+
+def interrupted(store: RunStore, name: str, process: subprocess.Popen[bytes]) -> None:
+    store.create_run(name, RunConfig(), {}, process.pid)
+    process.kill()
+    process.wait()
+    store.reconcile()
+
+
+@pytest.mark.parametrize("name", ["new", "resumed-again"])
+def test_flow_run_is_closed_if_its_process_was_killed_while_starting(
+    home: Home, process: subprocess.Popen[bytes], name: str
+):
+    if name != "new":
+        interrupted(RunStore(home), name, process)
+    flow_run_id = running(name)
+    with starting(home, name) as killed:
         close_flow_runs_of_ended_runs(home)
         assert state(flow_run_id)[0] == "RUNNING"
-        starts.kill()
+        killed.kill()
+    later = running(name)  # of a form with this run name, before its process has begun the log
     close_flow_runs_of_ended_runs(home)
     assert state(flow_run_id) == ("CRASHED", "its process was killed")
+    assert state(later)[0] == "RUNNING"
+
+
+def test_flow_run_of_a_living_run_stays_open_if_a_second_process_was_killed_while_starting(home: Home):
+    RunStore(home).create_run("twice", RunConfig(), {}, os.getpid())
+    flow_run_id = running("twice")
+    with starting(home, "twice") as killed:
+        killed.kill()
+    close_flow_runs_of_ended_runs(home)
+    assert state(flow_run_id)[0] == "RUNNING"
+
+
+def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
+    home: Home, process: subprocess.Popen[bytes]
+):
+    store = RunStore(home)
+    interrupted(store, "resumed-twice", process)
+    flow_run_id = running("resumed-twice")
+    with starting(home, "resumed-twice") as killed:
+        killed.kill()
+    with RunLog(home, "resumed-twice").of_start() as before:
+        later = running("resumed-twice")
+        close_flow_runs_of_ended_runs(home)
+        assert state(flow_run_id)[0] == "RUNNING", "the log tells of this process alone"
+        close_earlier_flow_runs(store, "resumed-twice", before)
+    assert state(flow_run_id) == ("CRASHED", "its process was killed")
+    assert state(later)[0] == "RUNNING"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_flow_run_that_is_retried_stays_open(
+    home: Home, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, own: bool
+):
+    name = f"retried-{own}"
+    flow_run_id = running(name)
+    interrupted(RunStore(home), name, process)
+    time.sleep(0.01)
+    if own:
+        monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))  # as its process has it
+    else:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run_id, Running(), force=True)
+    close_flow_runs_of_ended_runs(home)
+    assert state(flow_run_id)[0] == "RUNNING"
 
 
 def test_the_guard_tells_a_server_that_lives(
@@ -126,5 +183,6 @@ def test_the_guard_tells_a_server_that_lives(
     assert url is not None
     monkeypatch.setenv("PREFECT_API_URL", url)
     flow_run_id = running("r")
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))  # as a form's process has it
     run(Home(tmp_path_factory.mktemp("guarded")), "out of memory")
     assert state(flow_run_id)[0] == "CRASHED"

@@ -233,7 +233,7 @@ def test_a_comparison_goes_on_where_it_was_cut_off(
     assert runs.began[5:] == [(run_id, 8) for run_id in pairs[:2]], "finished runs go on"
 
 
-def test_who_stops_a_comparison_is_told_how_it_goes_on(
+def test_stopped_comparison_says_how_to_continue(
     store: RunStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     runs = _Runs(monkeypatch)

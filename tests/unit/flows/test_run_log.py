@@ -9,15 +9,18 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import duckdb
 import pytest
 from typer.testing import CliRunner
 
+from flows import post_train, reproduce
 from flows.cli.command_line import app
+from flows.deployed.forms import ReproductionForm
 from storage.config.run_config import RunConfig
-from storage.errors import RunNotFoundError
+from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.record.run_folder import EVENTS_FILE, bare_folders
 from storage.record.run_status import RunLog, read_activity
@@ -27,6 +30,16 @@ from storage.record.run_store import RunStore
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
+
+
+def begin_in_another_process(home: Home) -> None:
+    """Let a process begin to start the run `r`, and end without a word."""
+    code = (
+        "from pathlib import Path; from storage.home import Home; "
+        "from storage.record.run_status import RunLog; "
+        f"RunLog(Home(Path({str(home.path)!r})), 'r').starting()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
 def test_phases_that_overlap_are_both_shown(home: Home):
@@ -48,18 +61,54 @@ def test_phases_that_overlap_are_both_shown(home: Home):
 
 
 def test_a_resumed_run_forgets_the_phases_of_its_last_life(home: Home):
-    code = (
-        "from pathlib import Path; from storage.home import Home; "
-        "from storage.record.run_status import RunLog; "
-        f"RunLog(Home(Path({str(home.path)!r})), 'r').starting()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+    begin_in_another_process(home)
     left = read_activity(home, "r")
     assert left.is_starting
     assert not left.is_alive
     RunLog(home, "r").starting()
     RunLog(home, "r").ready()
     assert read_activity(home, "r").phases == {}
+
+
+def test_only_a_process_that_was_killed_leaves_its_start_open(home: Home):
+    RunStore(home).create_run("r", RunConfig(), {}, os.getpid())
+    with pytest.raises(ConfigurationError), RunLog(home, "r").of_start():
+        assert read_activity(home, "r").is_starting
+        raise ConfigurationError("refused")
+    assert not read_activity(home, "r").is_starting
+
+
+def test_refused_start_does_not_end_that_of_a_later_process(home: Home):
+    RunStore(home).create_run("r", RunConfig(), {}, os.getpid())
+    with pytest.raises(ConfigurationError), RunLog(home, "r").of_start():
+        begin_in_another_process(home)
+        raise ConfigurationError("refused")
+    assert read_activity(home, "r").is_starting
+
+
+def test_run_is_starting_before_it_is_recorded(home: Home, monkeypatch: pytest.MonkeyPatch):
+    def enter(store: RunStore, run_id: str, *_: object) -> None:
+        assert read_activity(store.home, run_id).is_starting
+        raise ConfigurationError("refused")
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    monkeypatch.setattr(post_train, "enter_run", enter)
+    with pytest.raises(ConfigurationError, match="refused"):
+        post_train.train_run(RunConfig(), "r")
+
+
+def test_refused_reproduction_leaves_no_folder(home: Home, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise ConfigurationError("refused")
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    monkeypatch.setattr(reproduce, "find_reference", lambda store, form: ("smoke", None))
+    monkeypatch.setattr(reproduce, "judges_beside", lambda config: nullcontext())
+    monkeypatch.setattr(reproduce, "run_preflight", lambda config: None)
+    monkeypatch.setattr(post_train, "enter_run", refuse)
+    with pytest.raises(ConfigurationError, match="refused"):
+        reproduce.do_again(ReproductionForm(preset="smoke"), "r")
+    assert home.run_ids() == []
 
 
 class Unprintable:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from importlib import import_module
@@ -30,6 +32,7 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
+from storage.record.run_status import START, read_activity
 from storage.record.run_store import RunStore
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -86,7 +89,7 @@ def test_the_run_name_becomes_the_identifier_once(
 
 
 @pytest.mark.parametrize("ended_at", [None, 2.0])
-def test_neither_a_run_named_like_its_flow_run_nor_one_resumed_meanwhile_is_an_orphan(
+def test_own_flow_run_and_that_of_a_run_resumed_meanwhile_stay_open(
     monkeypatch: pytest.MonkeyPatch, ended_at: float | None
 ):
     own, orphan, resuming = uuid4(), uuid4(), uuid4()
@@ -111,7 +114,7 @@ def test_neither_a_run_named_like_its_flow_run_nor_one_resumed_meanwhile_is_an_o
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_of_two_that_resume_a_run_the_later_one_closes_no_flow_run_of_the_other(
+def test_resume_leaves_the_flow_run_of_another_process_that_resumed_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ):
     closed: list[Any] = []
@@ -134,7 +137,9 @@ def test_of_two_that_resume_a_run_the_later_one_closes_no_flow_run_of_the_other(
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_nor_does_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], goes_on: bool):
+def test_form_leaves_the_flow_run_of_another_process_that_resumed_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], goes_on: bool
+):
     closed: list[Any] = []
     store = RunStore(Home(tmp_path).ensure())
     store.create_run("r", RunConfig(), {}, os.getppid())
@@ -153,6 +158,37 @@ def test_nor_does_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called
     with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
         deployments.post_train_by_form.fn(TrainingForm(resume="r"))
     assert closed == ([] if goes_on else [(["r"], ended_at)])
+
+
+@pytest.mark.parametrize("door", ["command", "form"])
+def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], door: str
+):
+    closed: list[Any] = []
+    store = RunStore(Home(tmp_path).ensure())
+    store.create_run("r", RunConfig(), {}, os.getppid())
+    store.set_status("r", "failed", "why")
+    code = (
+        "from pathlib import Path; from storage.home import Home; "
+        "from storage.record.run_status import RunLog; "
+        f"RunLog(Home(Path({str(tmp_path)!r})), 'r').starting()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=DOCS.parent)
+    killed_at = read_activity(store.home, "r").phases[START]
+    monkeypatch.setattr("tasks.checks.early_check.start_early", Mock())
+    monkeypatch.setattr("flows.judges.judges_beside", lambda config: nullcontext())
+    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext("url"))
+    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda run_id: nullcontext())
+    monkeypatch.setattr("flows.post_train.post_train", Mock())
+    monkeypatch.setattr("flows.post_train.train_run", Mock())
+    monkeypatch.setattr(
+        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: closed.append((names, ended_at))
+    )
+    if door == "form":
+        deployments.post_train_by_form.fn(TrainingForm(resume="r"))
+    else:
+        start.post_train_under_server(store.home, "r", RunConfig())
+    assert closed == [(["r"], killed_at)]
 
 
 def test_all_flow_runs_of_ended_runs_are_closed_though_prefect_answers_with_200(
@@ -271,6 +307,19 @@ def test_an_evaluation_has_the_given_name(called: list[Any], monkeypatch: pytest
     monkeypatch.setattr("flows.evaluate.evaluate_model", SimpleNamespace(fn=evaluate))
     deployments.evaluate_by_form.fn(EvaluationForm())
     assert called == ["mine", ("mine", "glyphs")]
+
+
+def test_an_evaluation_without_a_name_needs_no_whole_record(
+    tmp_path: Path, called: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    broken = Home(tmp_path).run("other")
+    broken.mkdir(parents=True)
+    (broken / "run.json").write_text("{")
+    monkeypatch.setattr(deployments, "name_given_in_prefect", lambda: None)
+    monkeypatch.setattr(start, "evaluated_configuration", lambda *_: (RunConfig(name="mine"), "glyphs"))
+    monkeypatch.setattr("flows.evaluate.evaluate_model", SimpleNamespace(fn=lambda *_, **__: {}))
+    deployments.evaluate_by_form.fn(EvaluationForm())
+    assert [name.startswith("evaluate-mine-") for name in called] == [True]
 
 
 def test_a_reproduction_has_the_given_name(

@@ -186,6 +186,9 @@ def test_an_evaluation_that_had_finished_is_not_called_lost(
     monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
     monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext())
     monkeypatch.setattr("flows.evaluate.evaluate_model", evaluate)
+    broken = Home(tmp_path).run("other")  # whatever is damaged elsewhere, this goes on
+    broken.mkdir(parents=True)
+    (broken / "run.json").write_text("{")
     with pytest.raises(KeyboardInterrupt):
         start.evaluate(preset="smoke")
     told = f"Evaluation {made[0]} had finished. Show it: spotlight evaluations {made[0]}"

@@ -46,7 +46,7 @@ goes on in another group."""
 
 _SETTINGS = {
     # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: in each
-    # process, megabytes that nobody reads.
+    # process, megabytes that are never read.
     "TORCH_FR_BUFFER_SIZE": "0",
     # torch also records a failure permanently in the driver's store, and would end members of later groups
     # because of it.

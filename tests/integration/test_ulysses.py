@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.models.attention_dispatch import attention_backend
 
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
@@ -150,7 +151,7 @@ def test_an_unknown_transformer_is_refused():
 
 def test_a_kernel_that_cannot_share_is_refused():
     transformer: Any = transformer_of("qwen")
-    transformer.set_attention_backend("_native_math")
     group: Any = SimpleNamespace(size=2, rank=0)
-    with pytest.raises(ConfigurationError, match="attention backend _native_math cannot be shared"):
+    refused = pytest.raises(ConfigurationError, match="attention backend _native_math cannot be shared")
+    with attention_backend("_native_math"), refused:
         SharedSequence(transformer, group, shape_of(transformer, 16, 8))

@@ -135,7 +135,7 @@ def _counted_rows(runs: str, table: str, columns: Mapping[str, pa.DataType]) -> 
     replaced = ", ".join(
         f"CASE WHEN starts_with({name}, 'discarded-') THEN '{value}' ELSE {column} END AS {column}"
         for column, value in AS_DISCARDED.items()
-        if column in columns and table in KEPT_OF_DISCARDED
+        if column in columns and "discarded" in kinds
     )
     return (
         f"SELECT * EXCLUDE (folder, counts, filename){f' REPLACE ({replaced})' if replaced else ''} "

@@ -37,7 +37,7 @@ KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_event
 """The tables of a discarded iteration that stay: its devices ran, and were paid for."""
 
 AS_DISCARDED = {"phase": "discarded", "state": "lost"}
-"""What the rows of an iteration that is done again count as, by column."""
+"""Values that replace those in the rows of an abandoned iteration, by column."""
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 16384

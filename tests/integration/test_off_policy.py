@@ -82,7 +82,7 @@ def test_the_chosen_drafts_are_the_samples_and_nothing_is_rolled_out(fresh):
 
 
 def test_devices_that_have_nothing_to_draft_beside_training_are_idle(fresh):
-    """As in the last iteration of a run, in which all devices load weights and the trainers alone go on."""
+    """In a run's last iteration every device loads the weights, and then only the trainers work."""
     _, _, _, plan = iterate(fresh, fresh.explore(1))
     fresh.collect()
     rolled = fresh.rollout(plan)

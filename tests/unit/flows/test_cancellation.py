@@ -132,7 +132,7 @@ def test_a_run_ends_by_a_signal_unless_an_error_of_ours_follows_it(
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    """Of a run without devices."""
+    """The session of a run without devices."""
     nothing: Any = None
     store = RunStore(Home(tmp_path).ensure())
     readers: Any = SimpleNamespace(finish=lambda status, wait_s: None)

@@ -115,9 +115,8 @@ def test_own_flow_run_and_that_of_a_run_resumed_meanwhile_stay_open(
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_resume_leaves_the_flow_run_of_another_process_that_resumed_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[Any], goes_on: bool
 ):
-    closed: list[Any] = []
     store = RunStore(Home(tmp_path).ensure())
     store.create_run("r", RunConfig(), {}, os.getppid())
     if not goes_on:
@@ -128,9 +127,6 @@ def test_resume_leaves_the_flow_run_of_another_process_that_resumed_the_run(
     monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext("url"))
     monkeypatch.setattr("flows.process.cancellation.cancellable", lambda run_id: nullcontext())
     monkeypatch.setattr("flows.post_train.post_train", Mock())
-    monkeypatch.setattr(
-        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: closed.append((names, ended_at))
-    )
     with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
         start.post_train_under_server(store.home, "r", RunConfig())
     assert closed == ([] if goes_on else [(["r"], store.run("r").ended_at)])
@@ -138,9 +134,8 @@ def test_resume_leaves_the_flow_run_of_another_process_that_resumed_the_run(
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_form_leaves_the_flow_run_of_another_process_that_resumed_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], goes_on: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], closed: list[Any], goes_on: bool
 ):
-    closed: list[Any] = []
     store = RunStore(Home(tmp_path).ensure())
     store.create_run("r", RunConfig(), {}, os.getppid())
     store.set_status("r", "failed", "why")
@@ -152,9 +147,6 @@ def test_form_leaves_the_flow_run_of_another_process_that_resumed_the_run(
 
     monkeypatch.setattr(deployments, "run_preflight", check)
     monkeypatch.setattr("flows.post_train.train_run", Mock())
-    monkeypatch.setattr(
-        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: closed.append((names, ended_at))
-    )
     with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
         deployments.post_train_by_form.fn(TrainingForm(resume="r"))
     assert closed == ([] if goes_on else [(["r"], ended_at)])
@@ -162,9 +154,8 @@ def test_form_leaves_the_flow_run_of_another_process_that_resumed_the_run(
 
 @pytest.mark.parametrize("door", ["command", "form"])
 def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], door: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], closed: list[Any], door: str
 ):
-    closed: list[Any] = []
     store = RunStore(Home(tmp_path).ensure())
     store.create_run("r", RunConfig(), {}, os.getppid())
     store.set_status("r", "failed", "why")
@@ -181,9 +172,6 @@ def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
     monkeypatch.setattr("flows.process.cancellation.cancellable", lambda run_id: nullcontext())
     monkeypatch.setattr("flows.post_train.post_train", Mock())
     monkeypatch.setattr("flows.post_train.train_run", Mock())
-    monkeypatch.setattr(
-        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: closed.append((names, ended_at))
-    )
     if door == "form":
         deployments.post_train_by_form.fn(TrainingForm(resume="r"))
     else:
@@ -282,6 +270,16 @@ def test_each_milestone_of_simulated_policies_has_its_spread(monkeypatch: pytest
         "| spot | 0.5 | 2 [1, 3] | 7,200 (learning 1 to 3; system 1 to 3) |", "",
         "- prices",
     ]  # fmt: skip
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The names of orphaned flow runs that were to be closed, each time with the end of their run."""
+    done: list[Any] = []
+    monkeypatch.setattr(
+        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: done.append((names, ended_at))
+    )
+    return done
 
 
 @pytest.fixture

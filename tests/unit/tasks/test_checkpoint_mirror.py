@@ -223,6 +223,23 @@ def test_an_iteration_that_one_life_does_again_is_copied_again(address: str, hom
     assert fetched(elsewhere) == (2, b"again", 37.0)
 
 
+def test_a_folder_that_a_part_replaces_meanwhile_keeps_no_checkpoint_back(
+    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    for iteration in (1, 2, 3):
+        save(home, iteration)
+    original = mirror_module._copy_folder
+
+    def copy(there: Any, source: Path, target: str) -> None:
+        original(there, source, target)
+        shutil.rmtree(home.run("run") / "iteration-000002", ignore_errors=True)
+
+    monkeypatch.setattr(mirror_module, "_copy_folder", copy)
+    address = str(tmp_path / "mirror")
+    copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 3
+
+
 def test_a_part_that_was_not_copied_to_its_end_counts_nowhere(
     address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
 ):

@@ -27,7 +27,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What torch was asked for with each group; the environment that it would have read is in it."""
+    """The arguments of each `init_process_group`, with torch's environment variables at that moment."""
     asked: list[dict[str, Any]] = []
     init = dist.init_process_group
 

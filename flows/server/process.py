@@ -48,6 +48,10 @@ def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str,
         "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "PT1H",
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         "PREFECT_SERVER_SERVICES_DB_VACUUM_LOOP_SECONDS": "600",
+        # A server that ends records its last batch of task runs, and drops what waits behind it. Prefect's
+        # default is a batch, and a transaction, for each change of a task run's state.
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "10000",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     }
 
 

@@ -14,7 +14,7 @@ from tests.running_up import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-RUNS = {"a1": ("a", 1), "a2": ("a", 100), "b1": ("b", 100), "b2": ("b", 1), "c1": ("c", 5)}
+RUNS = {"a1": ("a", 1), "a2": ("a", 40), "b1": ("b", 40), "b2": ("b", 1), "c1": ("c", 5)}
 """Run -> home, tasks: in a home some end long before others, and perhaps its server with them."""
 
 

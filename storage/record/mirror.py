@@ -12,14 +12,15 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.record.checkpoints import KEPT, MANIFEST, PINNED, CheckpointStore
-from storage.record.files import CHECKPOINT, PART_FILE, is_row_folder, read_json
+from storage.record.files import CHECKPOINT, PART_FILE, is_row_folder, read_json, repeatable_number
 from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
@@ -114,13 +115,7 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: dict[str, int]
     if newest is None:
         return
     for iteration in {newest} if pinned is None else {newest, pinned}:
-        source = run / _checkpoint(iteration)
-        try:
-            _copy_folder(there, source, _checkpoint(iteration))
-        except FileNotFoundError:
-            if source.is_dir():
-                raise
-            # Newer checkpoints have come meanwhile, and this one is gone.
+        _copy_checkpoint(there, run, iteration)
     # A process that resumed the run may have saved more, or pinned another one.
     newest, pinned = max(store.iterations(), default=newest), store.pinned
     if pinned is not None:
@@ -135,24 +130,20 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
     """Copy a run's folders of rows, each once per life of the run, and then the files that change."""
     listing = RunFolder(run).listing()
     for folder in (*listing.parts, *listing.folders):
-        try:
+        with _unless_gone(folder.path):
             # An iteration that is done again has its old name.
             written_ns = max((path.stat().st_mtime_ns for path in folder.tables.values()), default=0)
             if copied.get(folder.name) != written_ns:
                 _copy_folder(there, folder.path, folder.name)
                 copied[folder.name] = written_ns
-        except FileNotFoundError:
-            if folder.path.is_dir():
-                raise
-            # A part holds its rows, and this one is gone.
     # What has come meanwhile may have been copied by a process that resumed the run. What a part has covered
     # meanwhile stays, as that part was not copied.
     later = RunFolder(run).listing()
     stays = {folder.name for each in (listing, later) for folder in (*each.parts, *each.folders)}
     held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
-    for name in _entries(there):
-        if not is_row_folder(name) or name in stays:
-            continue
+    outdated = [name for name in _entries(there) if is_row_folder(name) and name not in stays]
+    _keep_one_checkpoint(there, run, {*outdated} - held, listing.last_iteration or 0)
+    for name in outdated:
         if name in held:  # a part has its rows, and it has a checkpoint
             for file in _sizes(there, name):
                 there.rm_file(f"{name}/{file}")
@@ -166,6 +157,36 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
             _finish(there, name)
 
 
+def _keep_one_checkpoint(there: DirFileSystem, run: Path, going: Collection[str], newest: int) -> None:
+    """Copy another checkpoint of the run first if all those there are in folders that are about to go.
+
+    Args:
+        newest: last iteration whose rows are there.
+    """
+    found = _checkpoints(there)
+    here = [iteration for iteration in CheckpointStore(run).iterations() if iteration <= newest]
+    if here and found and all(f"iteration-{iteration:06d}" in going for iteration in found):
+        _copy_checkpoint(there, run, here[-1])
+
+
+def _copy_checkpoint(there: DirFileSystem, run: Path, iteration: int) -> None:
+    with _unless_gone(run / _checkpoint(iteration)):
+        _copy_folder(there, run / _checkpoint(iteration), _checkpoint(iteration))
+
+
+@contextmanager
+def _unless_gone(source: Path) -> Iterator[None]:
+    """Ignore a missing file if the whole folder that is copied is gone.
+
+    A newer checkpoint or a part may replace it at any moment.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        if source.is_dir():
+            raise
+
+
 def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
     """Copy the files of a folder, the telling one last, unless an earlier life did."""
     sizes = {path.name: path.stat().st_size for path in source.iterdir() if path.is_file()}
@@ -176,6 +197,8 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
         return
     copying = _copying(there, target)
     had_checkpoint = there.exists(f"{target}/{CHECKPOINT}")  # it belongs to the old rows
+    if had_checkpoint:
+        _keep_one_checkpoint(there, source.parent, {target}, repeatable_number(target) - 1)
     if copying == target:
         if had_checkpoint:
             there.rm(f"{target}/{CHECKPOINT}", recursive=True)
@@ -185,13 +208,9 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
     elif there.exists(copying):
         there.rm(copying, recursive=True)
     _put_files(there, source, copying)
-    if had_checkpoint:  # perhaps the only one there
-        try:
+    if had_checkpoint:
+        with _unless_gone(source / CHECKPOINT):
             _put_files(there, source / CHECKPOINT, f"{copying}/{CHECKPOINT}")
-        except FileNotFoundError:
-            if (source / CHECKPOINT).is_dir():
-                raise
-            # Already gone here.
     if copying != target and there.exists(target):
         there.rm(target, recursive=True)
     _finish(there, target)

@@ -157,7 +157,7 @@ class Uploads:
 
         def watched(source: str, target: str) -> None:
             name = "/".join(source.split("/")[-2:])
-            if name.endswith(self.breaks_at):
+            if source.endswith(self.breaks_at):
                 raise OSError("the connection broke")
             self.names.append(name)
             put(source, target)
@@ -208,6 +208,47 @@ def test_rows_of_an_iteration_that_was_done_again_come_with_their_checkpoint(
         shutil.rmtree(elsewhere.run("run"), ignore_errors=True)
         assert fetch_from_mirror(address, elsewhere, "run") == expected[0]
         assert fetched(elsewhere) == expected
+    assert uploads.take().count("checkpoint/weights") == 1
+
+
+def test_the_only_checkpoint_goes_once_the_one_that_the_run_went_back_to_is_there(
+    address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    for iteration in (1, 2):
+        save(home, iteration, b"weights %d" % iteration)
+    copy_to_mirror(address, home, "run")
+    save(home, 2, b"again", began_at=37.0)
+    uploads = Uploads(monkeypatch, address)
+    uploads.breaks_at = "/iteration-000002/samples.parquet"
+    before = (2, b"weights 2", 36.0) if address.startswith("/") else (1, b"weights 1", 18.0)
+    for at, expected in ((uploads.breaks_at, before), ("nothing", (2, b"again", 37.0))):
+        uploads.breaks_at = at
+        with nullcontext() if at == "nothing" else pytest.raises(OSError, match="the connection broke"):
+            copy_to_mirror(address, home, "run")
+        shutil.rmtree(elsewhere.run("run"), ignore_errors=True)
+        fetch_from_mirror(address, elsewhere, "run")
+        assert fetched(elsewhere) == expected
+
+
+def test_checkpoints_whose_rows_a_part_holds_stay_until_a_newer_one_is_there(
+    address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    for iteration in (1, 2):
+        save(home, iteration)
+        copy_to_mirror(address, home, "run")
+    for iteration in (3, 4):  # while the place did not answer
+        save(home, iteration)
+    RunStore(home).folder("run").compact(before=3, at_least=2)
+    uploads = Uploads(monkeypatch, address)
+    uploads.breaks_at = "checkpoint/weights"
+    with pytest.raises(OSError, match="the connection broke"):
+        copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 2
+    uploads.breaks_at = "nothing"
+    copy_to_mirror(address, home, "run")
+    shutil.rmtree(elsewhere.run("run"))
+    assert fetch_from_mirror(address, elsewhere, "run") == 4
+    assert committed(elsewhere) == [1, 2, 3, 4]
     assert uploads.take().count("checkpoint/weights") == 1
 
 

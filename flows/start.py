@@ -285,7 +285,7 @@ def post_train_under_server(
 
     store = RunStore(home)
     with (
-        RunLog(home, run_id).of_start() as before,
+        RunLog(home, run_id).of_start(),
         judges_beside(config),
         prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url,
     ):
@@ -295,7 +295,7 @@ def post_train_under_server(
         try:
             if taken is not None:  # before its flow run is closed, which may be another process's by now
                 store.take_over(taken)
-            close_earlier_flow_runs(store, run_id, before)
+            close_earlier_flow_runs(store, run_id)
             reporter().note(f"Prefect UI: {ui_url}")
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)

@@ -55,9 +55,9 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
             config = start.new_configuration(form.preset, [*form.settings, *iterations])
             run_id = start.free_run_id(store, config.name, name_given_in_prefect())
         close_flow_runs_of_ended_runs(home)
-        with RunLog(home, run_id).of_start() as before, judges_beside(config):
+        with RunLog(home, run_id).of_start(), judges_beside(config):
             run_preflight(config)
-            close_earlier_flow_runs(store, run_id, before)
+            close_earlier_flow_runs(store, run_id)
             name_flow_run(run_id)
             from flows.post_train import train_run  # its libraries take seconds
 

@@ -14,7 +14,7 @@ import httpx
 from storage.errors import StorageError
 from storage.home import Home
 from storage.record.run_folder import RunFolder
-from storage.record.run_status import Activity, read_activity
+from storage.record.run_status import read_activity, this_process
 from storage.record.run_store import RunRow, RunStore, check_resumable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
                     message = row.error or f"the run is {row.status}"
                     state = made.get(row.status, states.Crashed)(message=message)
                 elif (row is not None or flow_run.name in unrecorded) and (
-                    began_at < read_activity(home, flow_run.name, 0).killed_start_at
+                    began_at < read_activity(home, flow_run.name, 0).killed_start_at()
                 ):
                     state = states.Crashed(message=_KILLED)
                 else:  # it is going on, or is resuming the run right now
@@ -76,11 +76,8 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
 
 
-def close_earlier_flow_runs(store: RunStore, run_id: str, before: Activity) -> None:
+def close_earlier_flow_runs(store: RunStore, run_id: str) -> None:
     """Close the flow runs that killed processes left of a run on which this process is about to work.
-
-    Args:
-        before: activity of the run before this process began to start.
 
     Raises:
         ConfigurationError: another process has resumed the run meanwhile; its flow run is left alone.
@@ -89,7 +86,8 @@ def close_earlier_flow_runs(store: RunStore, run_id: str, before: Activity) -> N
     known = store.run(run_id) if store.folder(run_id).exists else None
     if known is not None and known.status == "running":
         check_resumable(known, os.getpid())
-    ended_at = None if known is None else max(known.ended_at or 0.0, before.killed_start_at)
+    killed_at = read_activity(store.home, run_id, 0).killed_start_at(besides=this_process())
+    ended_at = None if known is None else max(known.ended_at or 0.0, killed_at)
     close_orphaned_flow_runs([run_id], ended_at=ended_at)
 
 

@@ -43,30 +43,25 @@ class RunLog:
 
     def starting(self) -> None:
         """Record that this process starts and works on the run from now on; earlier phases are over."""
-        pid = os.getpid()
-        self._append("started", host=socket.gethostname(), pid=pid, process_started_at=process_start_s(pid))
+        self._append("started", **_as_values(this_process()))
         self._append("begin", message=START)
 
     @contextmanager
-    def of_start(self) -> Iterator[Activity]:
-        """Show the run as starting, seconds before it has a row; a start that is refused leaves no folder.
-
-        It yields the activity before: the process that wrote it may have been killed while it started.
-        """
-        before = read_activity(self._home, self._run_id, 0)
+    def of_start(self) -> Iterator[None]:
+        """Show the run as starting, seconds before it has a row; a start that is refused leaves no folder."""
         self.starting()
         try:
-            yield before
+            yield
         finally:
             activity = read_activity(self._home, self._run_id, 0)
-            if activity.is_starting and activity.pid == os.getpid():
+            if activity.is_starting and activity.process == this_process():
                 self.ready()  # refused, or it failed: only a process that was killed leaves its start open
             with suppress(OSError):
                 self._folder.remove_log_without_run()
 
     def ready(self) -> None:
         """Record that everything that a run needs has started."""
-        self._append("end", message=START)
+        self._append("end", message=START, **_as_values(this_process()))
 
     def note(self, message: str) -> None:
         """Record a message on one line."""
@@ -120,33 +115,51 @@ class Message:
     kind: str = ""
 
 
+Process = tuple[str, int, float]
+"""A process: its host, its pid, and its start in seconds since the machine's boot."""
+
+
+def this_process() -> Process:
+    """Return the process that calls."""
+    return socket.gethostname(), os.getpid(), process_start_s(os.getpid())
+
+
+def _as_values(process: Process) -> dict[str, Any]:
+    return dict(zip(("host", "pid", "process_started_at"), process, strict=True))
+
+
 @dataclass
 class Activity:
     """The activity of a run, from its log, read line by line.
 
     Attributes:
-        host, pid, process_started_at: process that wrote it last, and its start in seconds since the
-            machine's boot; None if unknown.
+        process: process that started last; None if unknown.
+        starts: when processes started (Unix seconds), of those that have not got ready since.
         phases: phases that have begun and not ended, with their start (Unix seconds).
         messages: latest messages and events, in order, from `read_activity`.
     """
 
-    host: str | None = None
-    pid: int | None = None
-    process_started_at: float | None = None
+    process: Process | None = None
+    starts: dict[Process, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
 
     @property
     def is_alive(self) -> bool:
         """True if that process still runs on this machine."""
-        return self.pid is not None and process_is_alive(self.pid, self.process_started_at)
+        return self.process is not None and process_is_alive(*self.process[1:])
 
-    @property
-    def killed_start_at(self) -> float:
-        """Start (Unix seconds) of a process of this machine that was killed while it started; 0.0 if none."""
-        is_gone = self.host == socket.gethostname() and not self.is_alive
-        return self.phases.get(START, 0.0) if is_gone else 0.0
+    def killed_start_at(self, besides: Process | None = None) -> float:
+        """Return the start (Unix seconds) of the last process that was killed while it started; 0.0 if none.
+
+        It is also 0.0 while one that was starting, or the one that started last, may be alive.
+
+        Args:
+            besides: process that does not count.
+        """
+        starts = {process: at for process, at in self.starts.items() if process != besides}
+        others = {process for process in (*starts, self.process) if process not in (None, besides)}
+        return 0.0 if any(may_be_alive(*each) for each in others) else max(starts.values(), default=0.0)
 
     @property
     def is_starting(self) -> bool:
@@ -156,8 +169,15 @@ class Activity:
     def take(self, line: Any) -> Message | None:
         """Take the next line (a JSON value); return its message, or None if a person needs none."""
         match line:
-            case {"log": "started", "host": str(host), "pid": int(pid), "process_started_at": float(began_s)}:
-                self.host, self.pid, self.process_started_at, self.phases = host, pid, began_s, {}
+            case {
+                "log": str(log), "happened_at": float(at),
+                "host": str(host), "pid": int(pid), "process_started_at": float(began_s),
+            }:  # fmt: skip
+                process = host, pid, began_s
+                self.starts.pop(process, None)
+                if log == "started":
+                    self.process, self.starts[process], self.phases = process, at, {}
+        match line:
             case {"log": "begin", "happened_at": float(at), "message": str(text)}:
                 self.phases[text] = at
                 return Message(at, f"{text} begins")

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect import Flow, flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.settings import get_current_settings
 from prefect.states import Running
 
@@ -133,6 +134,36 @@ def test_flow_run_is_closed_if_its_process_was_killed_while_starting(
     assert state(later)[0] == "RUNNING"
 
 
+def test_flow_run_stays_open_while_one_of_two_processes_that_start_the_run_is_alive(home: Home):
+    with starting(home, "both"):
+        flow_run_id = running("both")
+        with starting(home, "both") as killed:
+            killed.kill()
+        close_flow_runs_of_ended_runs(home)
+        assert state(flow_run_id)[0] == "RUNNING"
+    close_flow_runs_of_ended_runs(home)
+    assert state(flow_run_id) == ("CRASHED", "its process was killed")
+
+
+def test_flow_run_stays_open_if_a_process_starts_the_run_after_prefect_has_answered(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    flow_run_id, read = running("meanwhile"), SyncPrefectClient.read_flow_runs
+    with starting(home, "meanwhile") as killed:
+        killed.kill()
+    with ExitStack() as living:
+
+        def answer(client: SyncPrefectClient, **filters: Any) -> list[FlowRun]:
+            found = read(client, **filters)
+            living.enter_context(starting(home, "meanwhile"))
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SyncPrefectClient, "read_flow_runs", answer)
+            close_flow_runs_of_ended_runs(home)
+        assert state(flow_run_id)[0] == "RUNNING"
+
+
 def test_flow_run_of_a_living_run_stays_open_if_a_second_process_was_killed_while_starting(home: Home):
     RunStore(home).create_run("twice", RunConfig(), {}, os.getpid())
     flow_run_id = running("twice")
@@ -150,11 +181,11 @@ def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
     flow_run_id = running("resumed-twice")
     with starting(home, "resumed-twice") as killed:
         killed.kill()
-    with RunLog(home, "resumed-twice").of_start() as before:
+    with RunLog(home, "resumed-twice").of_start():
         later = running("resumed-twice")
         close_flow_runs_of_ended_runs(home)
         assert state(flow_run_id)[0] == "RUNNING", "the log tells of this process alone"
-        close_earlier_flow_runs(store, "resumed-twice", before)
+        close_earlier_flow_runs(store, "resumed-twice")
     assert state(flow_run_id) == ("CRASHED", "its process was killed")
     assert state(later)[0] == "RUNNING"
 

@@ -23,7 +23,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.record.run_folder import EVENTS_FILE, bare_folders
-from storage.record.run_status import RunLog, read_activity
+from storage.record.run_status import RunLog, read_activity, this_process
 from storage.record.run_store import RunStore
 
 
@@ -52,7 +52,7 @@ def test_phases_that_overlap_are_both_shown(home: Home):
     found = read_activity(home, "r")
     assert found.phases == {}
     assert found.is_alive
-    assert found.pid == os.getpid()
+    assert found.process == this_process()
     assert [m.text for m in found.messages[2:4]] == ["train begins", "explore begins"]
     assert found.messages[-1].text.startswith("train ends after 0.")
     with pytest.raises(ValueError, match="no"), log.phase("rollout"):

@@ -32,7 +32,7 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
-from storage.record.run_status import START, read_activity
+from storage.record.run_status import read_activity
 from storage.record.run_store import RunStore
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -165,7 +165,7 @@ def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
         f"RunLog(Home(Path({str(tmp_path)!r})), 'r').starting()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=DOCS.parent)
-    killed_at = read_activity(store.home, "r").phases[START]
+    (killed_at,) = read_activity(store.home, "r").starts.values()
     monkeypatch.setattr("tasks.checks.early_check.start_early", Mock())
     monkeypatch.setattr("flows.judges.judges_beside", lambda config: nullcontext())
     monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext("url"))

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from flows.server.dashboards import DEFAULT_PORT
 from flows.server.note import LOOPBACK, SERVER_PORT, reachable
 from storage.errors import ConfigurationError, DriftError, RunNotFoundError, quoted
 from storage.home import Home
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore
 from storage.text import writable_file
 
@@ -151,6 +152,8 @@ def reproduce(
 
     with (
         stops_in_order(lambda: _compared_when_stopped(home, again)),
+        # Before its flow run is made: if this process is killed, the next command then finds that.
+        nullcontext() if evaluate else RunLog(home, again).of_start(),
         prefect_server(home, lambda: importlib.import_module("flows.reproduce")),
     ):
         from flows.process.cancellation import cancellable

@@ -66,7 +66,8 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
                     message = row.error or f"the run is {row.status}"
                     state = made.get(row.status, states.Crashed)(message=message)
                 elif (row is not None or flow_run.name in unrecorded) and (
-                    began_at < read_activity(home, flow_run.name, 0).killed_start_at()
+                    (killed_at := read_activity(home, flow_run.name, 0).killed_start_at())
+                    and (began_at < killed_at or flow_run.deployment_id is None)  # a command's is in the log
                 ):
                     state = states.Crashed(message=_KILLED)
                 else:  # it is going on, or is resuming the run right now
@@ -86,13 +87,18 @@ def close_earlier_flow_runs(store: RunStore, run_id: str) -> None:
     known = store.run(run_id) if store.folder(run_id).exists else None
     if known is not None and known.status == "running":
         check_resumable(known, os.getpid())
-    killed_at = read_activity(store.home, run_id, 0).killed_start_at(besides=this_process())
+    activity, own = read_activity(store.home, run_id, 0), this_process()
+    killed_at = activity.killed_start_at(besides=own)
     ended_at = None if known is None else max(known.ended_at or 0.0, killed_at)
-    close_orphaned_flow_runs([run_id], ended_at=ended_at)
+    commands_ended_at = activity.starts.get(own, 0.0) if killed_at else 0.0
+    close_orphaned_flow_runs([run_id], ended_at=ended_at, commands_ended_at=commands_ended_at)
 
 
 def close_orphaned_flow_runs(
-    run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = (), ended_at: float | None = None
+    run_ids: Sequence[str] = (),
+    deployment_ids: Sequence[UUID] = (),
+    ended_at: float | None = None,
+    commands_ended_at: float = 0.0,
 ) -> None:
     """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
 
@@ -103,6 +109,7 @@ def close_orphaned_flow_runs(
         ended_at: end of the last process known to be gone (Unix seconds), after which another process may
             have begun to resume the run: its flow run is left alone, too. None if no other process can be at
             work.
+        commands_ended_at: the same of commands, whose flow runs have no deployment, if it is later.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
@@ -114,7 +121,10 @@ def close_orphaned_flow_runs(
         found = client.read_flow_runs(flow_run_filter=_unfinished(run_ids), deployment_filter=deployed)
         for orphan in found:
             began_at = _began_at(orphan)
-            is_later = ended_at is not None and began_at is not None and began_at >= ended_at
+            until = ended_at
+            if ended_at is not None and orphan.deployment_id is None:
+                until = max(ended_at, commands_ended_at)
+            is_later = until is not None and began_at is not None and began_at >= until
             if str(orphan.id) != flow_run.get_id() and not is_later:
                 client.set_flow_run_state(orphan.id, Crashed(message=_KILLED), force=True)
 

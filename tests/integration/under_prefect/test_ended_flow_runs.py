@@ -45,6 +45,13 @@ def running(name: str, of: Flow[..., Any] = training) -> UUID:
         return client.create_flow_run(of, name=name, state=Running()).id
 
 
+def running_by_form(name: str) -> UUID:
+    """The same of a deployment: it is made before its process begins the log."""
+    with get_client(sync_client=True) as client:
+        deployment_id = client.create_deployment(client.create_flow(training), "post-train")
+        return client.create_flow_run_from_deployment(deployment_id, name=name, state=Running()).id
+
+
 def state(flow_run_id: UUID) -> tuple[str, str | None]:
     with get_client(sync_client=True) as client:
         found = client.read_flow_run(flow_run_id).state
@@ -123,14 +130,15 @@ def test_flow_run_is_closed_if_its_process_was_killed_while_starting(
 ):
     if name != "new":
         interrupted(RunStore(home), name, process)
-    flow_run_id = running(name)
+    of_form = running_by_form(name)
     with starting(home, name) as killed:
+        of_command = running(name)
         close_flow_runs_of_ended_runs(home)
-        assert state(flow_run_id)[0] == "RUNNING"
+        assert [state(one)[0] for one in (of_form, of_command)] == ["RUNNING"] * 2
         killed.kill()
-    later = running(name)  # of a form with this run name, before its process has begun the log
+    later = running_by_form(name)  # before its process has begun the log
     close_flow_runs_of_ended_runs(home)
-    assert state(flow_run_id) == ("CRASHED", "its process was killed")
+    assert [state(one) for one in (of_form, of_command)] == [("CRASHED", "its process was killed")] * 2
     assert state(later)[0] == "RUNNING"
 
 
@@ -178,16 +186,19 @@ def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
 ):
     store = RunStore(home)
     interrupted(store, "resumed-twice", process)
-    flow_run_id = running("resumed-twice")
+    of_form = running_by_form("resumed-twice")
     with starting(home, "resumed-twice") as killed:
+        of_command = running("resumed-twice")
         killed.kill()
+    by_form = running_by_form("resumed-twice")
     with RunLog(home, "resumed-twice").of_start():
         later = running("resumed-twice")
         close_flow_runs_of_ended_runs(home)
-        assert state(flow_run_id)[0] == "RUNNING", "the log tells of this process alone"
+        found = [state(one)[0] for one in (of_form, of_command)]
+        assert found == ["RUNNING"] * 2, "one that starts last is alive"
         close_earlier_flow_runs(store, "resumed-twice")
-    assert state(flow_run_id) == ("CRASHED", "its process was killed")
-    assert state(later)[0] == "RUNNING"
+    assert [state(one) for one in (of_form, of_command)] == [("CRASHED", "its process was killed")] * 2
+    assert [state(one)[0] for one in (by_form, later)] == ["RUNNING"] * 2
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -11,12 +11,14 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
 from typer.testing import CliRunner
 
 from flows import post_train, reproduce
+from flows.cli import operating
 from flows.cli.command_line import app
 from flows.deployed.forms import ReproductionForm
 from storage.config.run_config import RunConfig
@@ -108,6 +110,24 @@ def test_refused_reproduction_leaves_no_folder(home: Home, monkeypatch: pytest.M
     monkeypatch.setattr(post_train, "enter_run", refuse)
     with pytest.raises(ConfigurationError, match="refused"):
         reproduce.do_again(ReproductionForm(preset="smoke"), "r")
+    assert home.run_ids() == []
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_reproduction_by_command_is_starting_before_it_has_a_flow_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch, evaluate: bool
+):
+    def made(form: ReproductionForm, again: str) -> None:
+        assert read_activity(home, again).is_starting is not evaluate
+        raise ConfigurationError("refused")
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    monkeypatch.setattr(operating, "_look_at_reference", lambda *_: None)
+    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext())
+    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda name: nullcontext())
+    monkeypatch.setattr(reproduce, "reproduce", SimpleNamespace(with_options=lambda flow_run_name: made))
+    with pytest.raises(ConfigurationError, match="refused"):
+        operating.reproduce(preset="smoke", evaluate=evaluate, run_id="r")
     assert home.run_ids() == []
 
 

@@ -98,7 +98,9 @@ def test_own_flow_run_and_that_of_a_run_resumed_meanwhile_stay_open(
     class Client:
         def read_flow_runs(self, **_: object) -> list[SimpleNamespace]:
             return [
-                SimpleNamespace(id=one, start_time=datetime.fromtimestamp(at, UTC), state=None)
+                SimpleNamespace(
+                    id=one, start_time=datetime.fromtimestamp(at, UTC), state=None, deployment_id=None
+                )
                 for one, at in begins.items()
             ]
 
@@ -277,7 +279,9 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The names of orphaned flow runs that were to be closed, each time with the end of their run."""
     done: list[Any] = []
     monkeypatch.setattr(
-        ended_flow_runs, "close_orphaned_flow_runs", lambda names, ended_at: done.append((names, ended_at))
+        ended_flow_runs,
+        "close_orphaned_flow_runs",
+        lambda names, ended_at, **_: done.append((names, ended_at)),
     )
     return done
 

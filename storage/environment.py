@@ -34,6 +34,9 @@ are absent for scorers of Spotlight, and earlier versions recorded none: what is
 STRATEGY_DIGEST, OBJECTIVE_DIGEST = "digest exploration.strategy", "digest algorithm.objective"
 """The same for a run's strategy and objective."""
 
+CODE_DIGESTS = frozenset({REWARD_DIGEST, JUDGE_DIGEST, STRATEGY_DIGEST, OBJECTIVE_DIGEST})
+"""The facts by which versions of a run's code are told apart."""
+
 PRESET = "preset"
 """Fact stored with a run that was started with a preset: its name, or the path of the TOML file as given."""
 

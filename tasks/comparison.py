@@ -8,23 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage.environment import (
-    DEVICES,
-    JUDGE_DIGEST,
-    OBJECTIVE_DIGEST,
-    PRESET,
-    PURPOSE,
-    REPEATED,
-    REWARD_DIGEST,
-    STRATEGY_DIGEST,
-)
+from storage.environment import CODE_DIGESTS, DEVICES, PRESET, PURPOSE, REPEATED
 from storage.evaluations.figures import Estimate, over_seeds
 from storage.evaluations.reproductions import HeldOut, Reference, Verdict
 
 _DEVICE = ("machine", "processor", "accelerators", DEVICES)
 _DATA = "digest "
 _CODE = "commit"
-_MAY_LACK = (DEVICES, REWARD_DIGEST, JUDGE_DIGEST, STRATEGY_DIGEST, OBJECTIVE_DIGEST, *REPEATED)
+_MAY_LACK = (DEVICES, *CODE_DIGESTS, *REPEATED)
 _SHOWN_PROMPTS = 5
 _IGNORED_SETTINGS = {"runtime.cluster", "tracking.to", "tracking.uri"}
 """Settings of where a run computes and is copied to, which do not change its results."""

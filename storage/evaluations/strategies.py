@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from storage.config.exploration import ExplorationConfig
-from storage.environment import MODELLED, REWARD_DIGEST, is_modelled
+from storage.environment import CODE_DIGESTS, MODELLED, STRATEGY_DIGEST, is_modelled
 from storage.evaluations.figures import over_seeds, tagged_estimates
 from storage.record.queries.comparisons import without_seed
 from storage.record.reading import RecordConnection
@@ -74,14 +74,14 @@ class _Course:
 def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
     """Return the runs by strategy and seed; empty unless they differ in nothing else, and two share a seed.
 
-    Their name and cluster may differ too, and not every run records the digest of its reward's file. The
-    default comes first, which explores nothing, then the others in the order of the runs.
+    Their name and cluster may differ too, and not every run records the digests of its code. The default
+    comes first, which explores nothing, then the others in the order of the runs.
     """
     rows = connection.execute("SELECT run_id, config, environment FROM runs").fetchall()
     recorded = {run_id: (config, json.loads(environment)) for run_id, config, environment in rows}
     arms: dict[str, dict[int, str]] = {}
     common: list[Any] = []
-    reward_files: set[str | None] = set()
+    versions: dict[tuple[str, str], str] = {}
     for run_id in run_ids:
         config, environment = recorded.get(run_id, ("{}", {}))
         settings, seed = without_seed(config)
@@ -93,10 +93,11 @@ def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
         others = {key: value for key, value in exploration.items() if key not in ("strategy", "options")}
         common.append(settings | {"exploration": others})
         arms.setdefault(strategy, {})[seed] = run_id
-        reward_files.add(environment.get(REWARD_DIGEST))
+        for fact in CODE_DIGESTS & environment.keys():
+            of = strategy if fact == STRATEGY_DIGEST else ""
+            if versions.setdefault((fact, of), environment[fact]) != environment[fact]:
+                return {}
     if len(arms) < 2 or any(settings != common[0] for settings in common):
-        return {}
-    if len(reward_files - {None}) > 1:
         return {}
     ordered = sorted(arms, key=lambda strategy: strategy != _WITHOUT)
     with_pairs = [name for name in ordered if arms[name].keys() & arms[ordered[0]].keys()]

@@ -122,6 +122,16 @@ def test_compaction_leaves_a_damaged_folder_as_it_is_and_ends_no_run(store: RunS
         store.folder("r").listing()
 
 
+def test_a_query_that_meets_the_deletion_of_merged_folders_is_asked_again(store: RunStore):
+    commit(store, 1, 3)
+    with store.reading("r") as connection:
+        connection.execute("SELECT count(*) FROM iterations")
+        store.folder("r").compact(at_least=1)
+        store.folder("r").sweep(stay_s=-1)
+        rows = connection.execute("SELECT iteration FROM iterations ORDER BY 1").fetchall()
+    assert (rows, connection.damaged) == ([(1,), (2,), (3,)], [])
+
+
 def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):
     store.add_event("r", "failed", "no file \udcff.png")
     store.set_status("r", "failed", "no file \udcff.png")

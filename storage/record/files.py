@@ -39,8 +39,8 @@ KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_event
 AS_DISCARDED = {"phase": "discarded", "state": "lost"}
 """Values that replace those in the rows of an abandoned iteration, by column."""
 
-_BATCH_BYTES = 4 << 20
-_BATCH_ROWS = 16384
+_BATCH_BYTES = 2 << 20
+_BATCH_ROWS = 4096
 _ROWS = re.compile(r"(?:discarded-(\d{4,})-)?(iteration|evaluation)-(\d{6,})|part-(\d{6,})")
 
 

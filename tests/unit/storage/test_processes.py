@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.processes import (
+    ARROW_POOL,
     NO_REPORTS,
     SAFE_PATH,
     environment_for_others,
@@ -39,7 +40,18 @@ def test_whatever_is_imported_first_turns_reports_of_use_off(module: str):
 def test_a_person_who_wants_reports_of_use_has_them():
     environ = {"DO_NOT_TRACK": "false"}
     set_environment(environ)
-    assert environ == NO_REPORTS | {"DO_NOT_TRACK": "false"}
+    assert environ == NO_REPORTS | ARROW_POOL | {"DO_NOT_TRACK": "false"}
+
+
+@pytest.mark.parametrize("given", [{}, {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}])
+def test_arrow_returns_memory_unless_a_person_chose_its_allocator(given: dict[str, str]):
+    environment = {name: value for name, value in os.environ.items() if name not in ARROW_POOL}
+    code = "import storage, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | given, cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert [answer.stdout.strip()] == list((ARROW_POOL | given).values())
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """The cost of the pull scheduler at few and at many devices, and that of the live loop around it.
 
-The scheduler alone: no devices, no network, and a made-up clock. Every device holds a lease; in
-turn it commits half of its steps, delivers, and pulls again, from the same number of waiting
-requests whatever the number of devices. Rounds are timed in seconds of the processor, single pulls
-by the clock on the wall, so that `p99_pull_ms` has in it what else the machine does. `growth_8_to_4096`
-is the processor's time of a round at 4,096 devices divided by that at 8, the median of several turns.
+The scheduler alone: no devices, no network. Every device holds a lease; in turn it commits half of its
+steps, delivers, and pulls again, from the same number of waiting requests whatever the number of devices.
+Rounds are timed in seconds of the processor, single pulls by the clock on the wall, so that `p99_pull_ms` has
+in it what else the machine does. `growth_8_to_4096` is the processor's time of a round at 4,096 devices
+divided by that at 8, the median of several turns.
 
 Then the live coordinator, `live_*`: the loop and the fleet of a run over eight Ray workers whose samples
 cost nothing, in seconds on the wall. A worker's pull takes from its delivery to its next lease.
@@ -29,8 +29,6 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WorkItem
 _FEW, _MANY = 8, 4096
 _LIVE_WORKERS = 8
 _STEPS = 10
-_LEASE_S = 60.0
-_ROUNDS_PER_S = 1000  # of the made-up clock
 
 
 def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[float]]:
@@ -39,7 +37,7 @@ def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[flo
     Returns:
         Seconds of the processor for a pull, a commit and a delivery; seconds on the wall of each pull.
     """
-    queue: PullScheduler[SampleRequest] = PullScheduler(_LEASE_S)
+    queue: PullScheduler[SampleRequest] = PullScheduler()
     queue.add(
         WorkItem(request, request.kind, _STEPS, 1)
         for prompt_id in range((rounds + _MANY) * batch_size // 16 + 1)
@@ -48,20 +46,18 @@ def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[flo
         )
     )
     names = [f"spot-{number}" for number in range(devices)]
-    leases = [queue.pull(name, 0.0, 1, batch_size, RequestKind.ROLLOUT) for name in names]
+    leases = [queue.pull(name, 1, batch_size, RequestKind.ROLLOUT) for name in names]
     pull_s: list[float] = []
     began = time.process_time()
     for number in range(rounds):
         device = number % devices
         lease = leases[device]
         assert lease is not None
-        now = number / _ROUNDS_PER_S
-        queue.commit(lease, {request: (_STEPS // 2, number) for request in lease.requests}, now)
-        queue.deliver(lease, lease.requests, now)
+        queue.commit(lease, {request: (_STEPS // 2, number) for request in lease.requests})
+        queue.deliver(lease, lease.requests)
         asked = time.perf_counter()
-        leases[device] = queue.pull(names[device], now, 1, batch_size, RequestKind.ROLLOUT)
+        leases[device] = queue.pull(names[device], 1, batch_size, RequestKind.ROLLOUT)
         pull_s.append(time.perf_counter() - asked)
-        queue.expire(now)
     return (time.process_time() - began) / rounds, pull_s
 
 

@@ -8,6 +8,8 @@ Rollouts, evaluations and drafts all go through it. Invariants:
 - A device that finds no work in the first phase works on the phase beside it, and stops there after a chunk
   of denoising steps once requests of the first one wait.
 - Nothing is started for a phase that is over, and its late results are dropped.
+- A device with calls under way counts as hung `runtime.lease_s` after its last answer, with a valid lease or
+  without: one under notice has given its lease back while it still has a call.
 - The loop waits in one place: for the next call to end, for a wake-up, or for the time when something counts
   as hung. One thread runs it at a time.
 """
@@ -15,8 +17,10 @@ Rollouts, evaluations and drafts all go through it. Invariants:
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -70,11 +74,11 @@ class Dispatcher:
         self._call_steps = call_steps or (lambda device, chunk, left: chunk)
         self._clock = clock
         self._history = history or HistoryLog(None, "")
-        self._scheduler = scheduler or PullScheduler[SampleRequest](self._lease_s)
+        self._scheduler = scheduler or PullScheduler[SampleRequest]()
         self.counters = self._scheduler.counters
         """Counts of what did not go as planned, over all phases."""
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
-        self._flights: dict[str, Flight] = {}
+        self._flights: OrderedDict[str, Flight] = OrderedDict()  # by last answer, the longest ago first
         self._flight_of: dict[Future[SampleChunk], Flight] = {}
         self._coming: set[Future[Any]] = set()  # calls of devices that are joining the phase
         self._devices: Sequence[Device] = ()  # as the fleet has listed them last
@@ -235,7 +239,7 @@ class Dispatcher:
         following = self._scheduler.following(version, kind)
         if following is None or not phase.may_pull(device, following):
             return
-        lease = self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kind)
+        lease = self._scheduler.pull(device.name, version, self._batch_size, kind)
         if lease:
             del self._idle[device.name]
             self._fleet.enter(device.name, "explore" if kind is RequestKind.EXPLORE else "rollout")
@@ -278,10 +282,10 @@ class Dispatcher:
         return steps
 
     def _await(self) -> list[Future[Any]]:
-        """Wait for a call to end, a lease to expire or a wake-up; return all calls that have ended."""
-        expiries = [self._scheduler.next_expiry_s, *(one.until_s for one in self._elsewhere.values())]
-        expiry_s = min((at_s for at_s in expiries if at_s is not None), default=None)
-        left_s = None if expiry_s is None else max(0.0, expiry_s - self._clock())
+        """Wait for a call to end, a device to count as hung or a wake-up; return all ended calls."""
+        limits_s = [one.since_s + self._lease_s for one in islice(self._flights.values(), 1)]
+        limits_s += [one.until_s for one in self._elsewhere.values()]
+        left_s = max(0.0, min(limits_s) - self._clock()) if limits_s else None
         ended: list[Future[Any] | None] = []
         try:
             ended.append(self._ended.get(timeout=left_s))
@@ -362,17 +366,19 @@ class Dispatcher:
         if done > 0 and chunk.notice is None and (chunk.states or chunk.samples):
             flight.device.step_s = (now - flight.since_s) / done
         flight.since_s, flight.timed_step = now, step
+        if not flight.over:
+            self._flights.move_to_end(flight.device.name)
 
     def _book(self, flight: Flight, chunk: SampleChunk) -> bool:
         """Commit or deliver a chunk; return True if the lease's device still has its samples to do."""
-        now, lease = self._clock(), flight.lease
+        lease = flight.lease
         reached = {state.request: (state.step, state) for state in chunk.states}
-        held = self._scheduler.commit(lease, reached, now)
-        accepted = set(self._scheduler.deliver(lease, [sample.request for sample in chunk.samples], now))
+        held = self._scheduler.commit(lease, reached)
+        accepted = set(self._scheduler.deliver(lease, [sample.request for sample in chunk.samples]))
         self._write_down(lease, chunk, accepted)
         images = [sample for sample in chunk.samples if sample.request in accepted]
         if images:
-            delivery = Delivery(lease, images, flight.device.name, now - flight.began_s)
+            delivery = Delivery(lease, images, flight.device.name, self._clock() - flight.began_s)
             for call in flight.phase.deliver(delivery):
                 call.add_done_callback(self._ended.put)
         return bool(held) and not chunk.samples
@@ -395,14 +401,13 @@ class Dispatcher:
             )
 
     def _give_up_what_hangs(self) -> None:
-        for lease in self._scheduler.expire(self._clock()):
-            self._history.note("back", lease=lease.number, why="expired")
-            flight = self._flights[lease.holder]
+        now = self._clock()
+        hung = takewhile(lambda one: one.since_s + self._lease_s <= now, self._flights.values())
+        for flight in list(hung):
             self._end(flight)
-            for request, step in flight.reached.items():
-                commit = self._scheduler.committed(request)
-                if commit is not None:
-                    self.counters.redone_steps += max(0, step - commit.step)
+            lease = flight.lease
+            if self._scheduler.expire(lease, flight.reached):
+                self._history.note("back", lease=lease.number, why="expired")
             self._fleet.kill_hung_worker(
                 flight.device,
                 f"no word of its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",

@@ -91,8 +91,7 @@ class ScoringPool:
         self._started = 0
         self._loaded: dict[str, Future[bool]] = {}
         self._hung: dict[str, float] = {}
-        # A scorer that hangs is killed, so no lease expires.
-        self._queue: PullScheduler[_Image] = PullScheduler(math.inf)
+        self._queue: PullScheduler[_Image] = PullScheduler()
         self._busy: dict[
             Future[list[Score]], tuple[RemoteActor[ScoringWorker], Lease[_Image], list[_Image]]
         ] = {}
@@ -216,7 +215,7 @@ class ScoringPool:
 
     def _finish(self, lease: Lease[_Image], images: Collection[_Image]) -> None:
         """Remove images of a lease that are judged, given up, or no longer wanted."""
-        self._queue.deliver(lease, images, 0.0)
+        self._queue.deliver(lease, images)
         self._open.difference_update(images)
 
     def _feed(self) -> None:
@@ -247,7 +246,7 @@ class ScoringPool:
         frames = self._frames if self._by_frame else 1
         for kind, images in _IMAGES_A_CALL.items():
             share = math.ceil(self._queue.waiting(kind) / free)
-            lease = self._queue.pull(scorer, 0.0, 0, min(share, max(1, images // frames)), kind)
+            lease = self._queue.pull(scorer, 0, min(share, max(1, images // frames)), kind)
             if lease is not None:
                 return lease
         return None

@@ -1,6 +1,6 @@
 """Unfinished requests: those that wait, with their order, and those that valid leases hold.
 
-No clock, no Ray, no torch: time is an argument, in seconds. Invariants:
+No clock, no Ray, no torch. Invariants:
 
 - An open request waits in one lane, or is held by one valid lease; it and its lease point at each other.
 - A worker has at most one valid lease.
@@ -16,7 +16,6 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Generic, TypeAlias
 
 from gpu_runtime.scheduling.requests import Lease, RequestKind, RequestT, WorkItem
@@ -47,33 +46,26 @@ class LiveLease(Generic[RequestT]):
 
     Attributes:
         held: requests of it that its holder still has; never empty.
-        expires_s: time at which it ends unless it is renewed.
     """
 
     lease: Lease[RequestT]
     held: dict[RequestT, Progress[RequestT]]
-    expires_s: float
 
 
 class LeaseBook(Generic[RequestT]):
-    """The valid leases, one a worker, in the order in which they expire.
-
-    All leases last equally long, so by a clock that never steps back the one granted or renewed last expires
-    last.
-    """
+    """The valid leases, one a worker."""
 
     def __init__(self) -> None:
-        self._live: OrderedDict[str, LiveLease[RequestT]] = OrderedDict()
+        self._live: dict[str, LiveLease[RequestT]] = {}
 
-    def grant(self, lease: Lease[RequestT], requests: Sequence[Progress[RequestT]], expires_s: float) -> None:
+    def grant(self, lease: Lease[RequestT], requests: Sequence[Progress[RequestT]]) -> None:
         """Enter a lease on requests that waited.
 
         Args:
             lease: lease with its number and holder, which must have none.
             requests: progress of its requests, in the lease's order.
-            expires_s: time of its expiry on the scheduler's clock.
         """
-        live = LiveLease(lease, dict(zip(lease.requests, requests, strict=True)), expires_s)
+        live = LiveLease(lease, dict(zip(lease.requests, requests, strict=True)))
         for progress in requests:
             progress.lease = live
         self._live[lease.holder] = live
@@ -86,12 +78,6 @@ class LeaseBook(Generic[RequestT]):
         """Return what a lease still holds; None if it has ended."""
         live = self._live.get(lease.holder)
         return live if live is not None and live.lease.number == lease.number else None
-
-    def renew(self, live: LiveLease[RequestT], expires_s: float) -> None:
-        """Extend a lease; it is never shortened."""
-        if expires_s > live.expires_s:
-            live.expires_s = expires_s
-            self._live.move_to_end(live.lease.holder)
 
     def release(self, progress: Progress[RequestT]) -> None:
         """Take a leased request from its holder; a lease ends with its last request."""
@@ -108,15 +94,6 @@ class LeaseBook(Generic[RequestT]):
         for progress in live.held.values():
             progress.lease = None
         return list(live.held.values())
-
-    def overdue(self, now: float) -> list[LiveLease[RequestT]]:
-        """Return leases that end at `now` or before, earliest first."""
-        return list(takewhile(lambda live: live.expires_s <= now, self._live.values()))
-
-    @property
-    def next_expiry_s(self) -> float | None:
-        """Time at which the next lease ends unless it is renewed; None without leases."""
-        return next((live.expires_s for live in self._live.values()), None)
 
 
 _Key = tuple[int, int]  # all denoising steps, committed ones

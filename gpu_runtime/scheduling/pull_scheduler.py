@@ -1,10 +1,10 @@
-"""Requests that free workers pull, with leases that expire and commits that outlive their worker.
+"""Requests that free workers pull, with leases, and commits that outlive their worker.
 
-Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one clock. Invariants:
+Pure: no Ray, no torch, no clock. Invariants:
 
 - A request is accepted once. A repeated delivery is dropped and counted.
 - No two valid leases hold the same request, and no worker has two. A lease is valid until it is expired,
-  handed back or lost, and as long as part of it is undelivered; being overdue alone does not end it.
+  handed back or lost, and as long as part of it is undelivered.
 - The committed step of a request never falls. A commit counts if it is ahead of the known one, from
   any worker: one that was given up and still computes saves the next one those steps, since a sample's
   numbers do not depend on the worker. It does not get its lease back by that.
@@ -57,7 +57,7 @@ class Counters:
     Attributes:
         returned: requests put back to wait: handed back, expired or lost.
         duplicates: deliveries of requests no longer open: delivered before, or dropped.
-        expired: leases not renewed in time.
+        expired: leases of workers that counted as hung.
         stale_commits: commits behind the known one, or of requests no longer open.
         commits: calls that committed states, one for all those of a lease.
         redone_steps: denoising steps past the last commit that were lost with workers.
@@ -76,19 +76,10 @@ class PullScheduler(Generic[RequestT]):
 
     An identity that has been delivered or dropped may be added again; it is then a new request, and earlier
     leases cannot affect it.
-
-    Args:
-        lease_s: seconds after which a lease that is not renewed may be expired.
-
-    Raises:
-        SchedulingError: if `lease_s` is not positive.
     """
 
-    def __init__(self, lease_s: float) -> None:
-        if lease_s <= 0:
-            raise SchedulingError(f"leases of {lease_s} s; let them last for more than 0 s")
+    def __init__(self) -> None:
         self.counters = Counters()
-        self._lease_s = lease_s
         self._open: dict[RequestT, Progress[RequestT]] = {}
         self._count = dict.fromkeys(RequestKind, 0)
         self._waiting: WaitingRequests[RequestT] = WaitingRequests()
@@ -132,11 +123,6 @@ class PullScheduler(Generic[RequestT]):
         progress = self._open.get(request)
         return None if progress is None else Commit(progress.step, progress.state)
 
-    @property
-    def next_expiry_s(self) -> float | None:
-        """Time at which a lease expires unless it is renewed; None without leases."""
-        return self._leases.next_expiry_s
-
     def drop(self, requests: Iterable[RequestT]) -> int:
         """Forget requests, leased or not, and return how many of them were open."""
         dropped = [self._open[request] for request in dict.fromkeys(requests) if request in self._open]
@@ -149,9 +135,7 @@ class PullScheduler(Generic[RequestT]):
         of_kind = (progress for progress in self._open.values() if progress.item.kind is kind)
         return self.drop([progress.item.request for progress in of_kind if progress.lease is None])
 
-    def pull(
-        self, worker: str, now: float, holds: Hashable, room: int, kind: RequestKind
-    ) -> Lease[RequestT] | None:
+    def pull(self, worker: str, holds: Hashable, room: int, kind: RequestKind) -> Lease[RequestT] | None:
         """Lease the next requests to a worker that holds a version and has room for so many.
 
         All are of one kind, version, number of steps and committed step. None if nothing fits or the
@@ -159,7 +143,6 @@ class PullScheduler(Generic[RequestT]):
 
         Args:
             worker: name of the worker.
-            now: time in seconds.
             holds: version of the weights that it holds.
             room: most requests that it can take.
             kind: kind that it is to do.
@@ -174,7 +157,7 @@ class PullScheduler(Generic[RequestT]):
         states = tuple([progress.state for progress in taken])
         number, self._next_number = self._next_number, self._next_number + 1
         lease = Lease(number, worker, item.kind, item.version, item.steps, taken[0].step, requests, states)
-        self._leases.grant(lease, taken, now + self._lease_s)
+        self._leases.grant(lease, taken)
         return lease
 
     def following(self, holds: Hashable, kind: RequestKind) -> WorkItem[RequestT] | None:
@@ -183,14 +166,14 @@ class PullScheduler(Generic[RequestT]):
         return None if progress is None else progress.item
 
     def commit(
-        self, lease: Lease[RequestT], commits: Mapping[RequestT, tuple[int, object]], now: float
+        self, lease: Lease[RequestT], commits: Mapping[RequestT, tuple[int, object]]
     ) -> tuple[RequestT, ...]:
-        """Record the progress of requests, and renew the lease if it is still valid.
+        """Record the progress of requests.
 
         Args:
             lease: lease as it was granted, valid or not.
-            commits: request → (denoising steps done, reference to the state); may be empty, which only
-                renews. The first of two commits of one step stays: their bits are the same.
+            commits: request → (denoising steps done, reference to the state); may be empty. The first of
+                two commits of one step stays: their bits are the same.
 
         Returns:
             The requests of the lease that its holder still has to do; if empty, the worker may stop.
@@ -204,7 +187,7 @@ class PullScheduler(Generic[RequestT]):
                 raise SchedulingError(
                     f"request {request!r} was committed at step {step}; commit from 0 to {lease.steps}"
                 )
-        live = self._renew(lease, commits, now)
+        live = self._granted(lease, commits)
         self.counters.commits += bool(commits)
         for request, (step, state) in commits.items():
             progress = self._still_open(lease, request)
@@ -214,15 +197,12 @@ class PullScheduler(Generic[RequestT]):
                 self._advance(progress, step, state)
         return () if live is None else tuple(live.held)
 
-    def deliver(
-        self, lease: Lease[RequestT], requests: Iterable[RequestT], now: float
-    ) -> tuple[RequestT, ...]:
-        """Finish requests of a lease, and renew it for the others if it is still valid.
+    def deliver(self, lease: Lease[RequestT], requests: Iterable[RequestT]) -> tuple[RequestT, ...]:
+        """Finish requests of a lease.
 
         Args:
-            lease: lease that they were granted with.
+            lease: lease that they were granted with, valid or not.
             requests: finished requests.
-            now: time in seconds.
 
         Returns:
             The accepted requests; the others were delivered before, or dropped, and are counted.
@@ -231,7 +211,7 @@ class PullScheduler(Generic[RequestT]):
             SchedulingError: if a request is not in this lease; nothing is then accepted.
         """
         requests = tuple(requests)
-        self._renew(lease, requests, now)
+        self._granted(lease, requests)
         accepted: list[RequestT] = []
         for request in requests:
             progress = self._still_open(lease, request)
@@ -242,17 +222,17 @@ class PullScheduler(Generic[RequestT]):
                 accepted.append(request)
         return tuple(accepted)
 
-    def expire(self, now: float) -> tuple[Lease[RequestT], ...]:
-        """End the leases that were not renewed for `lease_s`; their requests wait again."""
-        overdue = self._leases.overdue(now)
-        self.counters.expired += len(overdue)
-        self._take_back(overdue)
-        return tuple(live.lease for live in overdue)
+    def expire(self, lease: Lease[RequestT], reached: Mapping[RequestT, int]) -> tuple[RequestT, ...]:
+        """End the lease of a worker that counts as hung; see `on_worker_lost`."""
+        if not self.is_valid(lease):
+            return ()
+        self.counters.expired += 1
+        return self.on_worker_lost(lease.holder, reached)
 
     def hand_back(self, lease: Lease[RequestT]) -> tuple[RequestT, ...]:
         """End a lease that its worker gives up; return the requests that wait again."""
         live = self._leases.valid(lease)
-        return () if live is None else self._take_back([live])
+        return () if live is None else self._take_back(live)
 
     def on_worker_lost(
         self, worker: str, reached: Mapping[RequestT, int] | None = None
@@ -267,11 +247,10 @@ class PullScheduler(Generic[RequestT]):
         for request, progress in live.held.items():
             step = (reached or {}).get(request, 0)
             self.counters.redone_steps += max(0, step - progress.step)
-        return self._take_back([live])
+        return self._take_back(live)
 
-    def _renew(
-        self, lease: Lease[RequestT], requests: Collection[RequestT], now: float
-    ) -> LiveLease[RequestT] | None:
+    def _granted(self, lease: Lease[RequestT], requests: Collection[RequestT]) -> LiveLease[RequestT] | None:
+        """Return what a lease still holds, None if it has ended; refuse requests that it never had."""
         live = self._leases.valid(lease)
         held = {} if live is None else live.held  # the fast path for what is still held
         strangers = [request for request in requests if request not in held and request not in lease.requests]
@@ -280,8 +259,6 @@ class PullScheduler(Generic[RequestT]):
                 f"lease {lease.number} of {lease.holder!r} was not granted here for "
                 f"{strangers or lease.requests}; use the lease that `pull` returned with these requests"
             )
-        if live is not None:
-            self._leases.renew(live, now + self._lease_s)
         return live
 
     def _still_open(self, lease: Lease[RequestT], request: RequestT) -> Progress[RequestT] | None:
@@ -304,8 +281,8 @@ class PullScheduler(Generic[RequestT]):
         del self._open[progress.item.request]
         self._count[progress.item.kind] -= 1
 
-    def _take_back(self, leases: Iterable[LiveLease[RequestT]]) -> tuple[RequestT, ...]:
-        back = [progress for live in leases for progress in self._leases.close(live)]
+    def _take_back(self, live: LiveLease[RequestT]) -> tuple[RequestT, ...]:
+        back = self._leases.close(live)
         # Each goes to the front, so the last goes first to keep their order.
         for progress in reversed(back):
             self._waiting.add(progress, first=True)

@@ -7,6 +7,7 @@ leased, committed and delivered together in a live run, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -90,9 +91,9 @@ class GenerationPhase(PhaseUnderWay):
         self._redone = self._scheduler.counters.redone_steps
         self._ended = VirtualCalls(self._loop, work.deadline)
         ended: Any = self._ended
-        self._dispatcher = Dispatcher(
-            setup.runtime, 1, self._clock, None, self._scheduler, ended, self.undisturbed
-        )
+        # No simulated device hangs, and a call that does a whole lease may take long.
+        runtime = setup.runtime.model_copy(update={"lease_s": math.inf})
+        self._dispatcher = Dispatcher(runtime, 1, self._clock, None, self._scheduler, ended, self.undisturbed)
 
     def _clock(self) -> float:
         """Return the seconds since the beginning, the same at any time of a run."""

@@ -13,9 +13,6 @@ from gpu_runtime.scheduling.open_requests import Progress, WaitingRequests
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 
-NEVER = 2**62
-"""Seconds; no lease expires in a simulated run, since no simulated device hangs."""
-
 
 class _Shares(WaitingRequests[int]):
     """Waiting batches by the worker that they are dealt to; those without a worker are in a pool."""
@@ -81,7 +78,7 @@ class PushDispatch(PullScheduler[int]):
     """
 
     def __init__(self, workers: Sequence[str], version: Hashable, kind: RequestKind) -> None:
-        super().__init__(NEVER)
+        super().__init__()
         self._waiting = self._shares = _Shares(workers, version, kind)
 
     def add(self, items: Iterable[WorkItem[int]]) -> None:
@@ -89,9 +86,7 @@ class PushDispatch(PullScheduler[int]):
         super().add(items)
         self._shares.deal()
 
-    def pull(
-        self, worker: str, now: float, holds: Hashable, room: int, kind: RequestKind
-    ) -> Lease[int] | None:
+    def pull(self, worker: str, holds: Hashable, room: int, kind: RequestKind) -> Lease[int] | None:
         """Return the next batch of the worker's share."""
         if worker not in self._shares.of:
             alone = not self._shares.of
@@ -99,7 +94,7 @@ class PushDispatch(PullScheduler[int]):
             if alone:
                 self._shares.deal()
         self._shares.turn = worker
-        return super().pull(worker, now, holds, room, kind)
+        return super().pull(worker, holds, room, kind)
 
     def on_worker_lost(self, worker: str, reached: Mapping[int, int] | None = None) -> tuple[int, ...]:
         """See `PullScheduler.on_worker_lost`; the worker's batches are dealt over those left."""

@@ -25,7 +25,7 @@ from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.lent_devices import LentDevices
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
-from gpu_runtime.simulator.push_dispatch import NEVER, PushDispatch
+from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.simulator.renting import Renting
 from gpu_runtime.simulator.simulated_feed import SimulatedFeed
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
@@ -78,7 +78,7 @@ class Simulation:
         self._loop = EventLoop()
         spot_start = times.of("spot").start
         self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss, spot_start)
-        self._scheduler: PullScheduler[int] = PullScheduler(NEVER)
+        self._scheduler: PullScheduler[int] = PullScheduler()
         self._forecast = WindowForecast()
         self._seeds: SeedPlan | None = None  # chosen ahead for the next iteration
         self._window_closes = 0  # tick at which the training under way ends

@@ -92,7 +92,7 @@ def generate(
     groups = GroupedFleet(
         fleet, WEIGHTS, WEIGHT[degree], fleet.store, book, lambda device: "", config.runtime.lease_s
     )
-    scheduler = scheduler or PullScheduler[SampleRequest](config.runtime.lease_s)
+    scheduler = scheduler or PullScheduler[SampleRequest]()
     loop, phase = (
         Dispatcher(config.runtime, config.sampling.batch_size, history=log, scheduler=scheduler),
         SamplePhase(requests, config.sampling),

@@ -15,7 +15,7 @@ from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 from tests.examples import examples
 
 WORKERS = st.sampled_from(("a", "b", "c"))
-LEASE_S = 10
+REACHED = st.dictionaries(st.integers(0, 15), st.integers(0, 3))
 
 
 @dataclass
@@ -40,12 +40,11 @@ class Scheduling(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.queue: PullScheduler[int] = PullScheduler(LEASE_S)
+        self.queue: PullScheduler[int] = PullScheduler()
         self.open: dict[int, Known] = {}
-        self.expires: dict[int, int] = {}  # valid leases
+        self.valid: set[int] = set()  # leases
         self.holder: dict[int, str] = {}  # of all leases
         self.granted = 0
-        self.now = 0
         self.added = self.accepted = self.dropped = 0
         self.duplicates = self.stale = self.returned = self.redone = self.expired = 0
         self.serial = 0
@@ -69,8 +68,8 @@ class Scheduling(RuleBasedStateMachine):
           kind=st.sampled_from(RequestKind))  # fmt: skip
     def pull(self, worker, holds, room, kind):
         following = self.queue.following(holds, kind)
-        lease = self.queue.pull(worker, self.now, holds, room, kind)
-        works = any(self.holder[number] == worker for number in self.expires)
+        lease = self.queue.pull(worker, holds, room, kind)
+        works = any(self.holder[number] == worker for number in self.valid)
         fits = [
             known for known in self.open.values()
             if known.lease is None and known.item.version == holds and known.item.kind is kind
@@ -84,7 +83,7 @@ class Scheduling(RuleBasedStateMachine):
         self.check_leased(lease, fits, room)
         self.granted = lease.number + 1
         self.holder[lease.number] = worker
-        self.expires[lease.number] = self.now + LEASE_S
+        self.valid.add(lease.number)
         for request in lease.requests:
             self.open[request].lease = lease.number
         return lease
@@ -111,23 +110,19 @@ class Scheduling(RuleBasedStateMachine):
         for request, step in data.draw(steps).items():
             self.serial += 1
             commits[request] = (step, self.serial)
-        held = self.queue.commit(lease, commits, self.now)
+        held = self.queue.commit(lease, commits)
         for request, (step, state) in commits.items():
             known = self.current(lease, request)
             if known is None or step < known.step:
                 self.stale += 1
             elif step > known.step:
                 known.step, known.state = step, state
-        if lease.number in self.expires:
-            self.expires[lease.number] = self.now + LEASE_S
         assert set(held) == {r for r, known in self.open.items() if known.lease == lease.number}
 
     @rule(lease=leases, data=st.data())
     def deliver(self, lease, data):
         requests = data.draw(st.lists(st.sampled_from(lease.requests), max_size=4))
-        accepted = self.queue.deliver(lease, requests, self.now)
-        if lease.number in self.expires:
-            self.expires[lease.number] = self.now + LEASE_S
+        accepted = self.queue.deliver(lease, requests)
         expected = []
         for request in requests:
             if self.current(lease, request) is None:
@@ -138,25 +133,21 @@ class Scheduling(RuleBasedStateMachine):
         assert list(accepted) == expected
         self.accepted += len(expected)
 
-    @rule(passed=st.integers(0, 12))
-    def expire(self, passed):
-        self.now += passed
-        over = {number for number, end in self.expires.items() if end <= self.now}
-        assert {lease.number for lease in self.queue.expire(self.now)} == over
+    @rule(lease=leases, reached=REACHED)
+    def expire(self, lease, reached):
+        over = self.valid & {lease.number}
         self.expired += len(over)
-        self.end(over)
+        self.lose_steps(over, reached)
+        assert set(self.queue.expire(lease, reached)) == self.end(over)
 
     @rule(lease=leases)
     def hand_back(self, lease):
         assert set(self.queue.hand_back(lease)) == self.end({lease.number})
 
-    @rule(worker=WORKERS, reached=st.dictionaries(st.integers(0, 15), st.integers(0, 3)))
+    @rule(worker=WORKERS, reached=REACHED)
     def lose(self, worker, reached):
-        numbers = self.numbers(worker)
-        for request, step in reached.items():
-            known = self.open.get(request)
-            if known is not None and known.lease in numbers:
-                self.redone += max(0, step - known.step)
+        numbers = {number for number in self.valid if self.holder[number] == worker}
+        self.lose_steps(numbers, reached)
         assert set(self.queue.on_worker_lost(worker, reached)) == self.end(numbers)
 
     @rule(lease=leases)
@@ -175,20 +166,22 @@ class Scheduling(RuleBasedStateMachine):
         assert self.queue.drop_waiting(kind) == len(waiting)
         self.dropped += len(waiting)
 
-    def numbers(self, worker: str) -> set[int]:
-        return {number for number in self.expires if self.holder[number] == worker}
+    def lose_steps(self, numbers: set[int], reached: dict[int, int]):
+        for request, step in reached.items():
+            known = self.open.get(request)
+            if known is not None and known.lease in numbers:
+                self.redone += max(0, step - known.step)
 
     def forget(self, request: int):
         lease = self.open.pop(request).lease
         if lease is not None and all(known.lease != lease for known in self.open.values()):
-            self.expires.pop(lease, None)
+            self.valid.discard(lease)
 
     def end(self, numbers: set[int]) -> set[int]:
         back = {r for r, known in self.open.items() if known.lease in numbers}
         for request in back:
             self.open[request].lease = None
-        for number in numbers:
-            self.expires.pop(number, None)
+        self.valid -= numbers
         self.returned += len(back)
         return back
 
@@ -204,7 +197,6 @@ class Scheduling(RuleBasedStateMachine):
             assert queue.waiting(kind) == sum(known.lease is None for known in of_kind)
             waiting = sorted(known.item.steps - known.step for known in of_kind if known.lease is None)
             assert queue.waiting_steps(kind) == waiting
-        assert queue.next_expiry_s == min(self.expires.values(), default=None)
         counters = queue.counters
         assert (counters.duplicates, counters.stale_commits, counters.expired) == (
             self.duplicates, self.stale, self.expired
@@ -219,8 +211,8 @@ class Scheduling(RuleBasedStateMachine):
         for worker in ("a", "b", "c"):
             self.queue.on_worker_lost(worker)
         for version, kind in itertools.product((1, 2), RequestKind):
-            while (lease := self.queue.pull("last", self.now, version, 3, kind)) is not None:
-                for request in self.queue.deliver(lease, lease.requests, self.now):
+            while (lease := self.queue.pull("last", version, 3, kind)) is not None:
+                for request in self.queue.deliver(lease, lease.requests):
                     del self.open[request]  # once, and only what is open
         assert not self.queue.unfinished() and not self.open
 

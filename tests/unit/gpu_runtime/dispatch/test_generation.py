@@ -180,6 +180,36 @@ def test_a_device_that_hangs_is_killed_when_its_lease_expires():
     assert (counters.expired, counters.returned, counters.redone_steps) == (1, BATCH, BATCH)
 
 
+def test_the_device_that_has_been_silent_longest_is_given_up_first():
+    script = Script()
+    stage = Stage(script)
+    script.hung |= {TRAINER, ONE, TWO}
+
+    def answer_once_and_late() -> None:
+        script.now = 0.5 * LEASE_S
+        script.end(TRAINER)
+
+    script.before[0] = answer_once_and_late
+    script.before[3] = lambda: script.hung.discard(TRAINER)
+    assert_all_there(stage.run())
+    assert script.now == LEASE_S
+    assert stage.fleet.events == [(ONE, "hung"), (ONE, "lost"), (TWO, "hung"), (TWO, "lost")]
+
+
+def test_a_device_that_hangs_under_notice_is_given_up_even_as_the_last_one_at_work():
+    script = Script()
+    stage = Stage(script, names=[TRAINER, ONE])
+    # As a trainer that has left the rollout: it comes back when no other device is there.
+    stage.phase.accepts = lambda device: device.name == ONE or len(stage.fleet.devices) == 1
+    stage.actor(ONE).notice_at = lambda look: NOTICE
+    script.before[1] = lambda: script.hung.add(ONE)  # its second call is under way
+    assert_all_there(stage.run())
+    assert script.now == LEASE_S
+    assert stage.fleet.events == [(ONE, "notice"), (ONE, "hung"), (ONE, "lost")]
+    counters = stage.loop.counters
+    assert (counters.expired, counters.returned, counters.redone_steps) == (0, BATCH, 0)
+
+
 def test_a_device_that_is_slow_but_alive_keeps_its_lease():
     script = Script()
     stage = Stage(script, names=[TRAINER])

@@ -12,7 +12,6 @@ from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, W
 from storage.errors import SchedulingError
 
 ROLLOUT, EXPLORE = RequestKind.ROLLOUT, RequestKind.EXPLORE
-LEASE_S = 10.0
 
 
 def item(name: str, kind: RequestKind = ROLLOUT, steps: int = 4, version: int = 1) -> WorkItem[str]:
@@ -20,13 +19,13 @@ def item(name: str, kind: RequestKind = ROLLOUT, steps: int = 4, version: int = 
 
 
 def scheduler(*items: WorkItem[str]) -> PullScheduler[str]:
-    made: PullScheduler[str] = PullScheduler(LEASE_S)
+    made: PullScheduler[str] = PullScheduler()
     made.add(items)
     return made
 
 
-def pulled(queue: PullScheduler[str], worker: str = "a", now: float = 0.0, room: int = 2) -> Lease[str]:
-    lease = queue.pull(worker, now, 1, room, ROLLOUT)
+def pulled(queue: PullScheduler[str], worker: str = "a", room: int = 2) -> Lease[str]:
+    lease = queue.pull(worker, 1, room, ROLLOUT)
     assert lease is not None
     return lease
 
@@ -38,7 +37,7 @@ def order(queue: PullScheduler[str], count: int, room: int = 2) -> list[tuple[st
 def test_requests_are_served_in_the_order_of_their_coming():
     queue = scheduler(*map(item, ("1a", "1b", "1c", "2a", "3a")))
     assert order(queue, 3) == [("1a", "1b"), ("1c", "2a"), ("3a",)]
-    assert queue.pull("a", 0.0, 1, 2, ROLLOUT) is None
+    assert queue.pull("a", 1, 2, ROLLOUT) is None
 
 
 def test_of_requests_of_different_lengths_those_that_came_first_go_first():
@@ -49,7 +48,7 @@ def test_of_requests_of_different_lengths_those_that_came_first_go_first():
 def test_a_lease_goes_on_from_one_committed_step_and_the_furthest_comes_first():
     queue = scheduler(*map(item, "abc"))
     lease = pulled(queue, room=4)
-    queue.commit(lease, {"a": (2, "at 2"), "b": (1, "at 1"), "c": (2, "at 2 too")}, 0.0)
+    queue.commit(lease, {"a": (2, "at 2"), "b": (1, "at 1"), "c": (2, "at 2 too")})
     queue.hand_back(lease)
     queue.add([item("d")])  # fresh, so behind them
     first, second, third = (pulled(queue, worker, room=4) for worker in ("a", "b", "c"))
@@ -61,7 +60,7 @@ def test_a_lease_goes_on_from_one_committed_step_and_the_furthest_comes_first():
 def test_of_requests_that_are_equally_far_those_that_came_back_first_go_first():
     queue = scheduler(item("a4"), item("b8", steps=8))
     for lease in [pulled(queue, worker, room=1) for worker in ("a", "b")]:
-        queue.commit(lease, {lease.requests[0]: (2, "at 2")}, 0.0)
+        queue.commit(lease, {lease.requests[0]: (2, "at 2")})
         queue.hand_back(lease)
     assert order(queue, 2, room=1) == [("a4",), ("b8",)]
 
@@ -71,9 +70,9 @@ def test_a_worker_has_one_lease_of_the_kind_that_it_asks_for():
     assert queue.following(1, EXPLORE) == item("x", EXPLORE)
     lease = pulled(queue, room=1)
     assert lease.requests == ("r",)
-    assert queue.pull("a", 0.0, 1, 1, EXPLORE) is None
-    queue.deliver(lease, ["r"], 0.0)
-    explored = queue.pull("a", 0.0, 1, 1, EXPLORE)
+    assert queue.pull("a", 1, 1, EXPLORE) is None
+    queue.deliver(lease, ["r"])
+    explored = queue.pull("a", 1, 1, EXPLORE)
     assert explored is not None and (explored.requests, explored.kind) == (("x",), EXPLORE)
 
 
@@ -88,55 +87,36 @@ def test_a_fresh_request_that_came_back_has_its_turn_first():
     assert order(queue, 2) == [("2", "3"), ("0", "1")]
 
 
-def test_the_lease_that_was_renewed_longest_ago_expires_first():
-    queue = scheduler(*map(item, "abc"))
-    a, b, c = (pulled(queue, worker, now, room=1) for worker, now in (("a", 0.0), ("b", 1.0), ("c", 2.0)))
-    queue.commit(a, {}, 3.0)
-    assert queue.next_expiry_s == 11.0
-    assert queue.expire(12.0) == (b, c)
-    assert queue.next_expiry_s == 13.0
-    assert queue.expire(13.0) == (a,)
-    assert queue.next_expiry_s is None
-
-
-def test_a_clock_that_steps_back_does_not_shorten_a_lease():
-    queue = scheduler(item("r"))
-    lease = pulled(queue, now=100.0)
-    queue.commit(lease, {}, 104.0)
-    queue.commit(lease, {}, 20.0)
-    assert queue.expire(113.0) == ()
-    assert queue.expire(114.0) == (lease,)
-
-
-def test_a_late_commit_counts_if_it_is_ahead_and_renews_nothing():
+def test_a_late_commit_counts_if_it_is_ahead():
     queue = scheduler(item("r"))
     late = pulled(queue, "slow")
-    queue.expire(10.0)
+    queue.expire(late, {})
     # It waits: the next one goes on from the late commit.
-    assert queue.commit(late, {"r": (2, "late 2")}, 11.0) == ()
-    fresh = pulled(queue, "fast", now=11.0)
+    assert queue.commit(late, {"r": (2, "late 2")}) == ()
+    fresh = pulled(queue, "fast")
     assert (fresh.step, fresh.states) == (2, ("late 2",))
     # It is leased: recorded, but the lease stays where it is.
-    assert queue.commit(late, {"r": (3, "late 3")}, 12.0) == ()
-    assert queue.commit(fresh, {"r": (2, "behind")}, 13.0) == ("r",)
-    assert queue.commit(fresh, {"r": (3, "the same bits")}, 13.0) == ("r",)
+    assert queue.commit(late, {"r": (3, "late 3")}) == ()
+    assert queue.commit(fresh, {"r": (2, "behind")}) == ("r",)
+    assert queue.commit(fresh, {"r": (3, "the same bits")}) == ("r",)
     assert queue.committed("r") == (3, "late 3")
     assert queue.counters.stale_commits == 1
-    assert queue.expire(22.9) == ()
-    assert queue.expire(23.0) == (fresh,)
+    assert queue.expire(late, {"r": 4}) == ()
+    assert queue.expire(fresh, {"r": 4}) == ("r",)
+    assert (queue.counters.expired, queue.counters.redone_steps) == (2, 1)
 
 
 def test_a_late_delivery_is_accepted_once_and_tells_the_other_worker_to_stop():
     queue = scheduler(item("a"), item("b"))
     late = pulled(queue, "slow")
-    queue.expire(10.0)
-    again = pulled(queue, "fast", now=10.0)
+    queue.expire(late, {})
+    again = pulled(queue, "fast")
     assert again.requests == late.requests
-    assert queue.deliver(late, ["a"], 11.0) == ("a",)
-    assert queue.commit(again, {}, 12.0) == ("b",)
-    assert queue.deliver(again, ["a", "b"], 13.0) == ("b",)
-    assert queue.commit(again, {}, 14.0) == ()
-    assert queue.deliver(late, ["b"], 15.0) == ()
+    assert queue.deliver(late, ["a"]) == ("a",)
+    assert queue.commit(again, {}) == ("b",)
+    assert queue.deliver(again, ["a", "b"]) == ("b",)
+    assert queue.commit(again, {}) == ()
+    assert queue.deliver(late, ["b"]) == ()
     assert queue.counters.duplicates == 2
     assert (queue.unfinished(), queue.waiting()) == (0, 0)
 
@@ -156,11 +136,11 @@ def test_an_identity_may_come_again_and_leases_from_before_do_not_touch_it():
     before = pulled(queue)
     queue.drop(["a"])
     queue.add([item("a", steps=9)])
-    assert queue.commit(before, {"a": (4, "of before")}, 0.0) == ()
-    assert queue.deliver(before, ["a"], 0.0) == ()
+    assert queue.commit(before, {"a": (4, "of before")}) == ()
+    assert queue.deliver(before, ["a"]) == ()
     assert queue.committed("a") == (0, None)
     assert (queue.counters.stale_commits, queue.counters.duplicates) == (1, 1)
-    assert queue.deliver(pulled(queue), ["a"], 0.0) == ("a",)
+    assert queue.deliver(pulled(queue), ["a"]) == ("a",)
     assert queue.committed("a") is None
 
 
@@ -169,46 +149,43 @@ def test_a_commit_outside_of_the_steps_is_refused_whole(step: int):
     queue = scheduler(item("a"), item("b"))
     lease = pulled(queue)
     with pytest.raises(SchedulingError, match=f"at step {step}; commit from 0 to 4"):
-        queue.commit(lease, {"a": (1, "s"), "b": (step, "s")}, 9.0)
+        queue.commit(lease, {"a": (1, "s"), "b": (step, "s")})
     assert queue.committed("a") == (0, None)
-    assert queue.expire(10.0) == (lease,)  # not renewed either
 
 
 def test_requests_of_other_leases_are_refused():
     queue = scheduler(item("a"), item("b"))
     lease = pulled(queue, room=1)
     with pytest.raises(SchedulingError, match="not granted here for \\['b'\\]"):
-        queue.deliver(lease, ["b"], 0.0)
+        queue.deliver(lease, ["b"])
     with pytest.raises(SchedulingError, match="not granted here"):
-        queue.commit(lease, {"b": (1, "s")}, 0.0)
+        queue.commit(lease, {"b": (1, "s")})
     with pytest.raises(SchedulingError, match="not granted here"):
-        scheduler(item("a")).deliver(lease, ["a"], 0.0)
+        scheduler(item("a")).deliver(lease, ["a"])
     assert queue.unfinished() == 2
 
 
-def test_settings_and_items_that_cannot_be_are_refused():
-    with pytest.raises(SchedulingError, match="leases of 0 s; let them last for more than 0 s"):
-        PullScheduler(0)
+def test_items_that_cannot_be_are_refused():
     with pytest.raises(SchedulingError, match="takes 0 steps"):
         item("a", steps=0)
 
 
 def test_a_lease_survives_the_way_to_a_worker_and_back():
     request = SampleRequest(ROLLOUT, 0, 1, 2, 3, 1, "a cube")
-    queue: PullScheduler[SampleRequest] = PullScheduler(LEASE_S)
+    queue: PullScheduler[SampleRequest] = PullScheduler()
     queue.add([WorkItem(request, ROLLOUT, 4, 1)])
-    back = pickle.loads(pickle.dumps(queue.pull("a", 0.0, 1, 2, ROLLOUT)))
-    assert queue.commit(back, {back.requests[0]: (2, "s")}, 1.0) == (request,)
-    assert queue.deliver(back, back.requests, 2.0) == (request,)
+    back = pickle.loads(pickle.dumps(queue.pull("a", 1, 2, ROLLOUT)))
+    assert queue.commit(back, {back.requests[0]: (2, "s")}) == (request,)
+    assert queue.deliver(back, back.requests) == (request,)
 
 
 def test_ended_leases_do_not_pile_up():
-    queue: PullScheduler[int] = PullScheduler(1e9)
+    queue: PullScheduler[int] = PullScheduler()
     queue.add(WorkItem(number, ROLLOUT, 1, 1) for number in range(1000))
-    stays = queue.pull("stays", 0.0, 1, 1, ROLLOUT)
+    stays = queue.pull("stays", 1, 1, ROLLOUT)
     for number in range(1, 1000):
-        lease = queue.pull(f"worker {number}", 0.0, 1, 1, ROLLOUT)
+        lease = queue.pull(f"worker {number}", 1, 1, ROLLOUT)
         assert lease is not None
-        queue.deliver(lease, lease.requests, 0.0)
+        queue.deliver(lease, lease.requests)
     assert len(pickle.dumps(queue)) < 10_000
-    assert queue.expire(1e9) == (stays,)
+    assert stays is not None and queue.hand_back(stays) == stays.requests

@@ -4,8 +4,9 @@ A table keeps the measured times of a denoising step by degree; the rest of a ph
 division worth considering.
 
 Unmeasured degrees are tried first, on real samples: their steps count, so a trial costs two changes of groups
-and the extra time of a few chunks. The smallest comes first, and a larger one only if the last made a
-denoising step faster: if two devices take as long as one, four are never tried.
+and the extra time of a few chunks. With fewer batches than groups, only the largest groups are formed. The
+smallest degree comes first, and a larger one only if the last made a denoising step faster: if two devices
+take as long as one, four are never tried.
 
 Groups change only if the phase then ends clearly sooner, including the change: times are noisy, but the cost
 of a change is certain.
@@ -145,7 +146,10 @@ def choose_layout(
     if trial is not None:
         under_way = any(len(group.members) == trial for group in standing)
         if under_way or 2 * step_times.regroup_s <= TRIAL_SHARE * max(stay_s):
-            return plan_layout(devices, large_first(degrees, trial), before, left.batches)
+            layout = plan_layout(devices, large_first(degrees, trial), before, left.batches)
+            # A device alone is ready before a group has formed, and would take the batch of the trial.
+            used = sorted(layout, key=lambda group: -len(group.members))[: left.batches]
+            return tuple(group for group in layout if group in used)
     best, best_s = stay, stay_s
     at_once = largest = min(left.batches, len(devices))  # then half as many batches at a time, a quarter, ...
     while at_once:

@@ -241,6 +241,17 @@ def test_a_newcomer_makes_groups_grow_between_chunks(tmp_path: Path):
     assert check_history(lines).held_twice == ()
 
 
+def test_a_trial_gets_the_only_batch_of_a_phase_though_other_devices_are_ready_first():
+    measured = StepTimeTable()
+    for _ in range(2):
+        measured.note(1, 100.0, first=False)
+    script = Script(lambda names: next((name for name in (TWO, THREE) if name in names), names[0]))
+    stage = Stage(script, measured=measured)
+    stage.phase = SamplePhase(REQUESTS[:BATCH], tiny_config().sampling)
+    assert_all_there(stage.run(), SAMPLER.generate(REQUESTS[:BATCH]))
+    assert sorted(measured.known) == [1, 2]
+
+
 def test_groups_that_break_again_and_again_end_the_phase(monkeypatch: pytest.MonkeyPatch):
     stage = Stage()
     stage.rendezvous.dead = lambda place: ["an unknown worker"]  # type: ignore[method-assign]

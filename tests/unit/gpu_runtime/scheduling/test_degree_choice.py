@@ -47,6 +47,7 @@ def degrees(step_s: Mapping[int, float], left: WorkLeft = MANY, before=(), devic
     return [len(group.members) for group in layout]
 
 
+ONE_WAITS = WorkLeft((10,), {})
 ONE_LEFT = WorkLeft((), {"a0": UnderWay(10, 1)})
 TWO_LEFT = WorkLeft((), {"a0": UnderWay(10, 1), "a1": UnderWay(10, 1)})
 LAST_STEP = WorkLeft((), {"a0": UnderWay(10, 9)})
@@ -61,7 +62,9 @@ SURVIVORS = {name: "a" for name in ("a0", "a2", "a3")}
         ("the next degree is tried with all devices", {1: 1.0}, MANY, ALONE, [2, 2]),
         ("if there is time for it", {1: 1.0}, WorkLeft((1, 1, 1, 1), {}), ALONE, [1, 1, 1, 1]),
         ("a trial goes on in a phase that becomes short", {1: 1.0},
-         WorkLeft((), {"a0+a1": UnderWay(2, 1)}), PAIRS, [2, 1, 1]),
+         WorkLeft((), {"a0+a1": UnderWay(2, 1)}), PAIRS, [2]),
+        ("devices too many leave the only batch to the trial", {1: 1.0}, ONE_WAITS, (), [2]),
+        ("even the one that has it", {1: 1.0}, ONE_LEFT, ALONE, [2]),
         ("many batches, and sharing costs more than it saves", COSTLY, MANY, (), [1, 1, 1, 1]),
         ("the same of pairs", COSTLY, MANY, PAIRS, [1, 1, 1, 1]),
         ("sharing is superlinear", SUPERLINEAR, MANY, (), [4]),

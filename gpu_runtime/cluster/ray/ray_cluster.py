@@ -134,10 +134,12 @@ class RayCluster(Cluster):
         instances may come and go."""
         # Where spot instances come and go, their present number does not predict later ones.
         counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
-        self._refuse_far_too_many(counts["reserved"] if self.tells_markets_apart else sum(counts.values()))
+        elastic = config.runtime.capacity != FIXED_CAPACITY  # then spot_workers is only the most
+        at_first = counts["reserved"] if self.tells_markets_apart or elastic else sum(counts.values())
+        self._refuse_far_too_many(at_first)
         workers = 1 if self.tells_markets_apart else sum(counts.values())
-        if config.divides_weights and not self._local and config.runtime.capacity != FIXED_CAPACITY:
-            # spot_workers is only the most, and spot devices may bring GPUs: trainers still take whole ones.
+        if config.divides_weights and not self._local and elastic:
+            # Spot devices may bring GPUs: trainers still take whole ones.
             workers = min(workers, counts["reserved"])
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0

@@ -26,18 +26,40 @@ def test_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch):
         ray_cluster.RayCluster(RunConfig())
 
 
-@pytest.mark.parametrize(("reserved", "refused"), [(2, False), (3, True)])
-def test_spot_devices_that_an_autoscaler_may_add_take_no_gpus_of_trainers(
-    monkeypatch: pytest.MonkeyPatch, reserved: int, refused: bool
-):
-    """A joined cluster whose instances have no labels yet."""
-    resources = {"CPU": 16.0, "GPU": 2.0}
+def joined(monkeypatch: pytest.MonkeyPatch, resources: dict[str, float]) -> None:
+    """A joined cluster with one instance, which has no label yet."""
     node = {"Alive": True, "Labels": {}, "Resources": resources}
     monkeypatch.setattr(ray_cluster.RayCluster, "_connect", lambda cluster: None)
     monkeypatch.setattr(ray_cluster.RayCluster, "shutdown", lambda cluster: None)
     monkeypatch.setattr(ray_cluster, "close_to_others", lambda path: None)
     monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: resources)
     monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: [node])
+
+
+@pytest.mark.parametrize(
+    ("capacity", "reserved", "spot", "refused"),
+    [("ray", 16, 500, False), ("ray", 17, 1, True), ("static", 1, 15, False), ("static", 1, 16, True)],
+)
+def test_far_more_workers_than_a_cluster_starts_are_refused_and_those_it_may_get_later_are_not(
+    monkeypatch: pytest.MonkeyPatch, capacity: str, reserved: int, spot: int, refused: bool
+):
+    joined(monkeypatch, {"CPU": 2.0})
+    runtime = {
+        "cluster": "host:6379", "capacity": capacity, "reserved_workers": reserved, "spot_workers": spot,
+    }  # fmt: skip
+    config = RunConfig.model_validate({"runtime": runtime})
+    if refused:
+        with pytest.raises(ConfigurationError, match="the cluster has 2 CPUs"):
+            ray_cluster.RayCluster(config)
+    else:
+        ray_cluster.RayCluster(config)
+
+
+@pytest.mark.parametrize(("reserved", "refused"), [(2, False), (3, True)])
+def test_spot_devices_that_an_autoscaler_may_add_take_no_gpus_of_trainers(
+    monkeypatch: pytest.MonkeyPatch, reserved: int, refused: bool
+):
+    joined(monkeypatch, {"CPU": 16.0, "GPU": 2.0})
     runtime = {
         "cluster": "host:6379", "capacity": "ray", "spot_workers": 8, "reserved_workers": reserved,
         "trainer_workers": 2,

@@ -163,7 +163,8 @@ def named_gpu(name: str) -> Gpu:
 
 def gpu_of_device(device: str) -> Gpu | None:
     """Return the GPU of a name that a driver reports, as in `NVIDIA H100 80GB HBM3`; None if not counted."""
-    return next((gpu for gpu in GPUS if gpu.name.removeprefix("RTX") in device), None)
+    # At the start of a word: a GH200 is no H200.
+    return next((gpu for gpu in GPUS if re.search(rf"\b(RTX)?{gpu.name.removeprefix('RTX')}", device)), None)
 
 
 def counted_model(chosen: ModelConfig, adaptation: AdaptationConfig) -> PublishedModel:
@@ -268,11 +269,11 @@ def _decoding(chosen: ModelConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
 def _encoding(encoders: str, prompts: int, model: PublishedModel, gpu: Gpu, text_tokens: int) -> Quantity:
     """Return the time to encode an iteration's prompts.
 
-    Offloaded encoders are brought to the GPU and back for each batch with a prompt that is new to the device:
-    between once, and once for each prompt.
+    Offloaded encoders are copied to the GPU for each batch with a prompt that is new to the device: between
+    once, and once for each prompt. They stay on the host, so nothing is copied back.
     """
     operations = 2 * model.encoders * text_tokens * prompts
-    moved = 2 * _BFLOAT16 * model.encoders if encoders == "offload" else 0.0
+    moved = _BFLOAT16 * model.encoders if encoders == "offload" else 0.0
     low, high = (
         operations / (gpu.peak * share) + trips * moved / rate
         for share, trips, rate in zip(

@@ -7,6 +7,7 @@ all its queries see the same moment. A view is made when a query first names its
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -169,12 +170,18 @@ class RecordConnection:
     def _list_again(self, query: str) -> None:
         """List the files that count now, without those that cannot be read."""
         tables = dict.fromkeys([*self._made, *_NAMES.findall(query), "worker_states"])  # `costs` reads these
-        self._made, self._listings = set(), None
-        self._folders = _run_folders(self._home, self._run_ids)
-        paths = [
-            path for table in tables for discarded in (False, True) for path in self._files(table, discarded)
-        ]
-        self.damaged = [path for path in paths if not is_whole(path)]
+        self._made = set()
+        while True:
+            self._folders, self._listings = _run_folders(self._home, self._run_ids), None
+            paths = [
+                path
+                for table in tables
+                for discarded in (False, True)
+                for path in self._files(table, discarded)
+            ]
+            self.damaged = [path for path in paths if not is_whole(path)]
+            if all(map(os.path.lexists, paths)):  # otherwise the run is being discarded further
+                return
 
 
 def evaluation_folders(home: Home) -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.record.checkpoints import CheckpointStore
-from storage.record.files import PART_FILE, RowFolder, merge_rows
+from storage.record.files import PART_FILE, RowFolder, is_whole, merge_rows
 from storage.record.records import IterationRecord, PaidTime
 from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_store import RunStore
@@ -130,6 +130,24 @@ def test_a_query_that_meets_the_deletion_of_merged_folders_is_asked_again(store:
         store.folder("r").sweep(stay_s=-1)
         rows = connection.execute("SELECT iteration FROM iterations ORDER BY 1").fetchall()
     assert (rows, connection.damaged) == ([(1,), (2,), (3,)], [])
+
+
+def test_files_that_are_renamed_while_others_are_checked_are_no_damaged_ones(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+):
+    def checked(path: Path) -> bool:
+        if path.parent.name == "iteration-000002":
+            store.discard_after("r", 1)
+        return is_whole(path)
+
+    commit(store, 1, 3)
+    monkeypatch.setattr("storage.record.reading.is_whole", checked)
+    with store.reading("r") as connection:
+        connection.execute("SELECT count(*) FROM paid_time")
+        store.discard_after("r", 2)
+        found = connection.execute("SELECT iteration, phase FROM paid_time ORDER BY 1").fetchall()
+    assert found == [(1, "iteration"), (2, "discarded"), (3, "discarded")]
+    assert connection.damaged == []
 
 
 def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):

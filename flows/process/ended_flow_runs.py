@@ -89,7 +89,9 @@ def close_earlier_flow_runs(store: RunStore, run_id: str) -> None:
         check_resumable(known, os.getpid())
     activity, own = read_activity(store.home, run_id, 0), this_process()
     killed_at = activity.killed_start_at(besides=own)
-    ended_at = None if known is None else max(known.ended_at or 0.0, killed_at)
+    is_alone = killed_at > 0 or not activity.starts.keys() - {own}
+    known_end = 0.0 if known is None else known.ended_at or 0.0
+    ended_at = None if known is None and is_alone else max(known_end, killed_at)
     commands_ended_at = activity.starts.get(own, 0.0) if killed_at else 0.0
     close_orphaned_flow_runs([run_id], ended_at=ended_at, commands_ended_at=commands_ended_at)
 

@@ -153,6 +153,16 @@ def test_flow_run_stays_open_while_one_of_two_processes_that_start_the_run_is_al
     assert state(flow_run_id) == ("CRASHED", "its process was killed")
 
 
+def test_flow_run_of_a_new_run_stays_open_while_another_process_starts_one_of_this_name(home: Home):
+    store, left = RunStore(home), running("new-twice")  # its run was deleted
+    with RunLog(home, "new-twice").of_start():
+        with starting(home, "new-twice"):
+            close_earlier_flow_runs(store, "new-twice")
+            assert state(left)[0] == "RUNNING"
+        close_earlier_flow_runs(store, "new-twice")
+        assert state(left) == ("CRASHED", "its process was killed")
+
+
 def test_flow_run_stays_open_if_a_process_starts_the_run_after_prefect_has_answered(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):

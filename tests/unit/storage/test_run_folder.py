@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,6 +110,24 @@ def test_a_copy_that_was_replaced_does_not_come_back(store: RunStore):
     store.discard_after("r", 2)
     assert sorted(lives(store)) == [1, 2]
     assert paid(store) == {"iteration": 2.0, "discarded": 1.0}
+
+
+def test_a_large_file_is_checked_with_little_memory(store: RunStore):
+    commit(store, 1, 1)
+    path = store.folder("r").path / "iteration-000001" / "sample_images.parquet"
+    columns, mebibyte = schema("sample_images"), 1 << 20
+    with pq.ParquetWriter(path, columns) as writer:
+        for seed in range(32):
+            image = {"run_id": "r", "iteration": 1, "prompt_id": 0, "seed_index": seed}
+            writer.write_table(pa.Table.from_pylist([image | {"png": os.urandom(mebibyte)}], columns))
+    program = (
+        "import os, pathlib, sys, pyarrow; from storage.record.run_folder import RunFolder; "
+        "pool = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool()); pyarrow.set_memory_pool(pool); "
+        "print(RunFolder(pathlib.Path(sys.argv[1])).damaged(), pool.max_memory(), flush=True); os._exit(0)"
+    )
+    command = [sys.executable, "-c", program, str(store.folder("r").path)]
+    damaged, peak = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    assert damaged == "[]" and mebibyte <= int(peak) < 8 * mebibyte
 
 
 def test_compaction_leaves_a_damaged_folder_as_it_is_and_ends_no_run(store: RunStore):

@@ -142,7 +142,8 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
     stays = {folder.name for each in (listing, later) for folder in (*each.parts, *each.folders)}
     held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
     outdated = [name for name in _entries(there) if is_row_folder(name) and name not in stays]
-    _keep_one_checkpoint(there, run, {*outdated} - held, listing.last_iteration or 0)
+    if outdated:
+        _keep_one_checkpoint(there, run, {*outdated} - held, listing.last_iteration or 0)
     for name in outdated:
         if name in held:  # a part has its rows, and it has a checkpoint
             for file in _sizes(there, name):

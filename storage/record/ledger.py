@@ -350,11 +350,13 @@ def _overlaps(connection: RecordConnection, run_id: str) -> tuple[dict[str, floa
         places = np.flatnonzero(both_s > SAME_MOMENT_S)
         if len(places):
             own = connection.execute(
-                f"SELECT worker, phase, iteration, state, started_at {of_run} AND worker = $worker "
+                f"SELECT phase, iteration, state, started_at {of_run} AND worker = $worker "
                 "ORDER BY started_at, ended_at",
                 {"run": run_id, "worker": worker},
             ).fetchall()
-            overlaps += [Overlap(*own[place + 1], float(both_s[place])) for place in places]
+            for place in places:
+                phase, iteration, state, at = own[place + 1]
+                overlaps.append(Overlap(worker, phase, iteration, state, at, float(both_s[place])))
     return double_s, tuple(sorted(overlaps, key=lambda each: (each.at, each.worker)))
 
 

@@ -29,6 +29,9 @@ _AUTO = {AUTO: " for every device that the cluster has"}
 FIXED_CAPACITY = "static"
 """As the provider of spot devices: the settings alone say how many there are."""
 
+OF_THE_CLUSTER = (FIXED_CAPACITY, "trace", "lending")
+"""The providers whose spot devices are those that a cluster has when the run joins it."""
+
 
 class RuntimeConfig(Section):
     """Processes and where they run."""

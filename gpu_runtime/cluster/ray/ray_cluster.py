@@ -40,7 +40,7 @@ from gpu_runtime.cluster.ray.ray_internals import (
 )
 from gpu_runtime.cluster.slots import refuse_shared_gpus, refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
-from storage.config.runtime import FIXED_CAPACITY
+from storage.config.runtime import FIXED_CAPACITY, OF_THE_CLUSTER
 from storage.errors import CapacityError, ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
 from storage.record.records import Market
@@ -134,12 +134,11 @@ class RayCluster(Cluster):
         instances may come and go."""
         # Where spot instances come and go, their present number does not predict later ones.
         counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
-        elastic = config.runtime.capacity != FIXED_CAPACITY  # then spot_workers is only the most
-        at_first = counts["reserved"] if self.tells_markets_apart or elastic else sum(counts.values())
-        self._refuse_far_too_many(at_first)
+        may_grow = self.tells_markets_apart or config.runtime.capacity not in OF_THE_CLUSTER
+        self._refuse_far_too_many(counts["reserved"] if may_grow else sum(counts.values()))
         workers = 1 if self.tells_markets_apart else sum(counts.values())
-        if config.divides_weights and not self._local and elastic:
-            # Spot devices may bring GPUs: trainers still take whole ones.
+        if config.divides_weights and not self._local and config.runtime.capacity != FIXED_CAPACITY:
+            # spot_workers is only the most, and spot devices may bring GPUs: trainers still take whole ones.
             workers = min(workers, counts["reserved"])
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0

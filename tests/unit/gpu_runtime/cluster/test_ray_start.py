@@ -38,7 +38,14 @@ def joined(monkeypatch: pytest.MonkeyPatch, resources: dict[str, float]) -> None
 
 @pytest.mark.parametrize(
     ("capacity", "reserved", "spot", "refused"),
-    [("ray", 16, 500, False), ("ray", 17, 1, True), ("static", 1, 15, False), ("static", 1, 16, True)],
+    [
+        ("ray", 16, 500, False),
+        ("ray", 17, 1, True),
+        ("static", 1, 15, False),
+        ("static", 1, 16, True),
+        ("trace", 1, 15, False),
+        ("trace", 1, 16, True),
+    ],
 )
 def test_far_more_workers_than_a_cluster_starts_are_refused_and_those_it_may_get_later_are_not(
     monkeypatch: pytest.MonkeyPatch, capacity: str, reserved: int, spot: int, refused: bool

@@ -7,10 +7,13 @@ It listens before it publishes its address, so that no other program can be take
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from flows.server.note import LOOPBACK, ServerNote, home_password, note_file, reachable, sole_holder
 from storage.access.server_guard import ServerGuard
@@ -24,6 +27,9 @@ _PREDECESSOR_S = 30.0
 _BACKLOG = 2048
 _CLOSING_S = 2
 """Seconds for requests under way when the server ends: its successor waits for them."""
+
+_RECORDING_S = 8.0
+"""Most seconds in which a server that ends records what it has been told."""
 
 
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
@@ -48,10 +54,6 @@ def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str,
         "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "PT1H",
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         "PREFECT_SERVER_SERVICES_DB_VACUUM_LOOP_SECONDS": "600",
-        # A server that ends records its last batch of task runs, and drops what waits behind it. Prefect's
-        # default is a batch, and a transaction, for each change of a task run's state.
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "10000",
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     }
 
 
@@ -78,9 +80,36 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
 
             take_write_lock_first()
         provide_prefect_database(home.prefect / "prefect.db")
-        guarded = ServerGuard(create_app(final=True), host, names)
+        guarded = ServerGuard(recorded_first(create_app(final=True)), host, names)
         settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)
         uvicorn.Server(settings).run(sockets=[listener])
+
+
+def recorded_first(application: Any) -> Any:
+    """Return Prefect's ASGI application, made to record what it has been told before it ends.
+
+    By itself it drops events that still wait: task runs of a short run whose server was started again.
+    """
+
+    async def recording(scope: Any, receive: Any, send: Any) -> None:
+        async def received() -> Any:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await _await_recorders()
+            return message
+
+        await application(scope, received if scope["type"] == "lifespan" else receive, send)
+
+    return recording
+
+
+async def _await_recorders() -> None:
+    from prefect.server.utilities.messaging.memory import Topic
+
+    queues = [one._queue for one in Topic.by_name("events")._subscriptions]
+    give_up_at = time.monotonic() + _RECORDING_S
+    while any(queue.qsize() for queue in queues) and time.monotonic() < give_up_at:
+        await asyncio.sleep(0.5)  # long enough for the last event, which is in no queue any more
 
 
 def _listen(host: str, port: int, exact: bool) -> socket.socket:

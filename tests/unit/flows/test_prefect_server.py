@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -22,7 +23,7 @@ from flows.server.local_server import LocalServer, for_client, without_prefect
 from flows.server.loss import leave, result_without_server
 from flows.server.note import home_password, password_file
 from flows.server.prefect_server import is_healthy, prefect_server
-from flows.server.process import _listen
+from flows.server.process import _listen, recorded_first
 from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.run_store import RunStore
@@ -30,6 +31,36 @@ from tests.homes_server import noted_server
 from tests.running_up import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_server_that_ends_records_the_events_that_wait():
+    from prefect.server.utilities.messaging.memory import Consumer, MemoryMessage, Topic
+
+    recorded, at_the_end = [], []
+
+    async def record(message: Any) -> None:
+        await asyncio.sleep(0.01)  # a transaction
+        recorded.append(message.data)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "lifespan.shutdown"
+        at_the_end.extend(recorded)
+
+    async def shutdown() -> dict[str, str]:
+        return {"type": "lifespan.shutdown"}
+
+    async def ended() -> None:
+        consumer = Consumer("events", concurrency=1)
+        recorder = asyncio.create_task(consumer.run(record))
+        for number in range(40):
+            message = MemoryMessage(data=str(number), attributes={})
+            await Topic.by_name("events").publish(message)
+        await recorded_first(application)({"type": "lifespan"}, shutdown, None)
+        recorder.cancel()
+        await consumer.cleanup()
+
+    asyncio.run(ended())
+    assert at_the_end == [str(number) for number in range(40)]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
                     state = made.get(row.status, states.Crashed)(message=message)
                 elif (row is not None or flow_run.name in unrecorded) and (
                     (killed_at := read_activity(home, flow_run.name, 0).killed_start_at())
-                    and (began_at < killed_at or flow_run.deployment_id is None)  # a command's is in the log
+                    and (began_at < killed_at or flow_run.deployment_id is None)  # commands log first
                 ):
                     state = states.Crashed(message=_KILLED)
                 else:  # it is going on, or is resuming the run right now
@@ -111,7 +111,7 @@ def close_orphaned_flow_runs(
         ended_at: end of the last process known to be gone (Unix seconds), after which another process may
             have begun to resume the run: its flow run is left alone, too. None if no other process can be at
             work.
-        commands_ended_at: the same of commands, whose flow runs have no deployment, if it is later.
+        commands_ended_at: a later limit for flow runs without a deployment, which commands start.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId

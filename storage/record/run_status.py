@@ -134,7 +134,7 @@ class Activity:
 
     Attributes:
         process: process that started last; None if unknown.
-        starts: when processes started (Unix seconds), of those that have not got ready since.
+        starts: when processes started that are not ready yet (Unix seconds).
         phases: phases that have begun and not ended, with their start (Unix seconds).
         messages: latest messages and events, in order, from `read_activity`.
     """
@@ -152,7 +152,7 @@ class Activity:
     def killed_start_at(self, besides: Process | None = None) -> float:
         """Return the start (Unix seconds) of the last process that was killed while it started; 0.0 if none.
 
-        It is also 0.0 while one that was starting, or the one that started last, may be alive.
+        Also 0.0 while a process that began to start, or the last one to start, may still be alive.
 
         Args:
             besides: process that does not count.
@@ -168,15 +168,7 @@ class Activity:
 
     def take(self, line: Any) -> Message | None:
         """Take the next line (a JSON value); return its message, or None if a person needs none."""
-        match line:
-            case {
-                "log": str(log), "happened_at": float(at),
-                "host": str(host), "pid": int(pid), "process_started_at": float(began_s),
-            }:  # fmt: skip
-                process = host, pid, began_s
-                self.starts.pop(process, None)
-                if log == "started":
-                    self.process, self.starts[process], self.phases = process, at, {}
+        self._follow(line)
         match line:
             case {"log": "begin", "happened_at": float(at), "message": str(text)}:
                 self.phases[text] = at
@@ -190,6 +182,20 @@ class Activity:
             case {"happened_at": float(at), "message": str(text)}:
                 return Message(at, text)
         return None  # torn, or not ours
+
+    def _follow(self, line: Any) -> None:
+        """Note the process that a line says has started, or is ready."""
+        match line:
+            case {
+                "log": str(log), "happened_at": float(at),
+                "host": str(host), "pid": int(pid), "process_started_at": float(began_s),
+            }:  # fmt: skip
+                process = host, pid, began_s
+                began_at = self.starts.pop(process, at)
+                if log == "started":
+                    self.process, self.starts[process], self.phases = process, at, {}
+                else:  # it has found those before it gone, and closed their flow runs
+                    self.starts = {other: since for other, since in self.starts.items() if since > began_at}
 
 
 def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:

@@ -7,7 +7,6 @@ all its queries see the same moment. A view is made when a query first names its
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,6 +70,9 @@ COSTS = """
 """The query that sums the device states of a phase."""
 
 PROMPTS = "SELECT run_id, purpose, prompt_id, any_value(prompt) AS prompt FROM {rows} GROUP BY ALL"
+
+_MOST_LISTS = 5
+"""Lists of the files that count before those that are gone from the last one count as damaged."""
 
 _NAMES = re.compile(r"\b(" + "|".join([*COLUMNS, *EVALUATION_COLUMNS, *DESCRIBED, "costs"]) + r")\b")
 
@@ -171,7 +173,7 @@ class RecordConnection:
         """List the files that count now, without those that cannot be read."""
         tables = dict.fromkeys([*self._made, *_NAMES.findall(query), "worker_states"])  # `costs` reads these
         self._made = set()
-        while True:
+        for _ in range(_MOST_LISTS):
             self._folders, self._listings = _run_folders(self._home, self._run_ids), None
             paths = [
                 path
@@ -180,8 +182,18 @@ class RecordConnection:
                 for path in self._files(table, discarded)
             ]
             self.damaged = [path for path in paths if not is_whole(path)]
-            if all(map(os.path.lexists, paths)):  # otherwise the run is being discarded further
+            if not any(map(_is_gone, paths)):  # else files were renamed meanwhile
                 return
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # the disk's trouble, so it counts as damaged
+        return False
+    return False
 
 
 def evaluation_folders(home: Home) -> list[Path]:

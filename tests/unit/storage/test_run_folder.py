@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -168,6 +169,25 @@ def test_files_that_are_renamed_while_others_are_checked_are_no_damaged_ones(
         found = connection.execute("SELECT iteration, phase FROM paid_time ORDER BY 1").fetchall()
     assert found == [(1, "iteration"), (2, "discarded"), (3, "discarded")]
     assert connection.damaged == []
+
+
+def test_a_file_that_the_disk_cannot_find_is_left_out_as_damaged(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+):
+    commit(store, 1, 3)
+    bad = store.folder("r").path / "iteration-000002" / "paid_time.parquet"
+    bad.write_bytes(b"torn")
+    look = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with store.reading("r") as connection:
+        found = connection.execute("SELECT iteration FROM paid_time ORDER BY 1").fetchall()
+    assert (found, connection.damaged) == ([(1,), (3,)], [bad])
 
 
 def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):

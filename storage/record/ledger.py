@@ -325,24 +325,19 @@ def _overlaps(connection: RecordConnection, run_id: str) -> tuple[dict[str, floa
     column of texts takes as long as all the rest, while a page waits.
     """
     of_run = "FROM worker_states WHERE run_id = $run"
-    names = connection.execute(f"SELECT DISTINCT worker {of_run} ORDER BY worker", {"run": run_id}).fetchall()
     states = connection.execute(
-        f"""
-        WITH names AS (
-            SELECT worker, row_number() OVER (ORDER BY worker) - 1 AS number
-            FROM (SELECT DISTINCT worker {of_run})
-        )
-        SELECT number, started_at, ended_at FROM worker_states JOIN names USING (worker) WHERE run_id = $run
-        """,
-        {"run": run_id},
+        f"SELECT hash(worker) AS number, started_at, ended_at {of_run}", {"run": run_id}
     ).fetchnumpy()
+    named = connection.execute(f"SELECT DISTINCT hash(worker), worker {of_run}", {"run": run_id}).fetchall()
+    names: dict[int, str] = dict(named)
     number, started_at, ended_at = (np.asarray(states[name]) for name in ("number", "started_at", "ended_at"))
     order = np.lexsort((ended_at, started_at, number))
     number, started_at, ended_at = number[order], started_at[order], ended_at[order]
     double_s: dict[str, float] = {}
     overlaps: list[Overlap] = []
-    for first, after in pairwise(np.flatnonzero(np.diff(number, prepend=-1, append=-1))):
-        (worker,) = names[number[first]]
+    begins = [0, *(np.flatnonzero(number[1:] != number[:-1]) + 1), len(number)]
+    for first, after in pairwise(begins if len(number) else []):
+        worker = names[int(number[first])]
         reach = np.maximum.accumulate(ended_at[first:after])[:-1]
         both_s = np.minimum(reach, ended_at[first + 1 : after]) - started_at[first + 1 : after]
         if (both_s > 0).any():
@@ -355,8 +350,9 @@ def _overlaps(connection: RecordConnection, run_id: str) -> tuple[dict[str, floa
                 {"run": run_id, "worker": worker},
             ).fetchall()
             for place in places:
-                phase, iteration, state, at = own[place + 1]
-                overlaps.append(Overlap(worker, phase, iteration, state, at, float(both_s[place])))
+                # Empty if files have been renamed since the first query.
+                for phase, iteration, state, at in own[place + 1 : place + 2]:
+                    overlaps.append(Overlap(worker, phase, iteration, state, at, float(both_s[place])))
     return double_s, tuple(sorted(overlaps, key=lambda each: (each.at, each.worker)))
 
 

@@ -28,7 +28,7 @@ SAFE_PATH = {"PYTHONSAFEPATH": "spotlight"}
 """The variable for children whose own children are not started by `python_command`; any value counts."""
 
 ARROW_POOL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Arrow's other allocators keep tens of megabytes of each compaction, which that of the system gives back."""
+"""Arrow's other allocators keep tens of megabytes of each compaction; the system's returns them."""
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 

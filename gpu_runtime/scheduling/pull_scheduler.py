@@ -187,7 +187,7 @@ class PullScheduler(Generic[RequestT]):
                 raise SchedulingError(
                     f"request {request!r} was committed at step {step}; commit from 0 to {lease.steps}"
                 )
-        live = self._granted(lease, commits)
+        self._refuse_strangers(lease, commits)
         self.counters.commits += bool(commits)
         for request, (step, state) in commits.items():
             progress = self._still_open(lease, request)
@@ -195,6 +195,7 @@ class PullScheduler(Generic[RequestT]):
                 self.counters.stale_commits += 1
             elif step > progress.step:
                 self._advance(progress, step, state)
+        live = self._leases.valid(lease)
         return () if live is None else tuple(live.held)
 
     def deliver(self, lease: Lease[RequestT], requests: Iterable[RequestT]) -> tuple[RequestT, ...]:
@@ -211,7 +212,7 @@ class PullScheduler(Generic[RequestT]):
             SchedulingError: if a request is not in this lease; nothing is then accepted.
         """
         requests = tuple(requests)
-        self._granted(lease, requests)
+        self._refuse_strangers(lease, requests)
         accepted: list[RequestT] = []
         for request in requests:
             progress = self._still_open(lease, request)
@@ -249,8 +250,8 @@ class PullScheduler(Generic[RequestT]):
             self.counters.redone_steps += max(0, step - progress.step)
         return self._take_back(live)
 
-    def _granted(self, lease: Lease[RequestT], requests: Collection[RequestT]) -> LiveLease[RequestT] | None:
-        """Return what a lease still holds, None if it has ended; refuse requests that it never had."""
+    def _refuse_strangers(self, lease: Lease[RequestT], requests: Collection[RequestT]) -> None:
+        """Refuse requests that a lease never had."""
         live = self._leases.valid(lease)
         held = {} if live is None else live.held  # the fast path for what is still held
         strangers = [request for request in requests if request not in held and request not in lease.requests]
@@ -259,7 +260,6 @@ class PullScheduler(Generic[RequestT]):
                 f"lease {lease.number} of {lease.holder!r} was not granted here for "
                 f"{strangers or lease.requests}; use the lease that `pull` returned with these requests"
             )
-        return live
 
     def _still_open(self, lease: Lease[RequestT], request: RequestT) -> Progress[RequestT] | None:
         progress = self._open.get(request)

@@ -57,7 +57,7 @@ def test_no_page_names_another_host_for_what_it_loads(site: Path):
 def test_a_page_that_is_opened_as_a_file_can_be_searched(site: Path, new_page: NewPage):
     with new_page() as page:  # fails if it asks another machine for anything
         page.goto((site / "index.html").as_uri())
-        # Key by key: a text inserted after the focus is not looked for once the index is loaded.
+        # Key by key: the search reacts to key events, and `fill` sends none.
         page.get_by_role("textbox", name="Search").press_sequentially("preemption")
         found = page.locator(".md-search-result__item a").first
         found.wait_for()

@@ -150,7 +150,7 @@ def test_runs_that_differ_otherwise_are_no_comparison_of_strategies(store: RunSt
 
 
 @pytest.mark.parametrize("of", ["reward", "evaluation.judge", "algorithm.objective"])
-def test_runs_by_two_versions_of_a_file_of_code_are_no_comparison_of_strategies(store: RunStore, of: str):
+def test_runs_with_different_code_digests_are_not_compared(store: RunStore, of: str):
     for run_id, strategy, digest in (("a", "plain", "1"), ("b", "stale", "2"), ("c", "off_policy", "")):
         recorded(store, run_id, strategy, (0.1, 0.1))
         set_run(store, run_id, environment={f"digest {of}": digest * 64} if digest else {})
@@ -160,7 +160,7 @@ def test_runs_by_two_versions_of_a_file_of_code_are_no_comparison_of_strategies(
         assert strategy_arms(connection, ["a", "c"]) == {"plain": {0: "a"}, "off_policy": {0: "c"}}
 
 
-def test_a_strategy_has_one_version_in_a_comparison_and_each_its_own(store: RunStore):
+def test_strategies_may_have_different_digests_but_one_each(store: RunStore):
     runs = (("a", "plain", 0, ""), ("b", "m:New", 0, "1"), ("c", "m:New", 1, "2"), ("d", "n:Other", 0, "3"))
     for run_id, strategy, seed, digest in runs:
         recorded(store, run_id, strategy, (0.1, 0.1), seed)

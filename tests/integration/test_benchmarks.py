@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 
 SHORTEST = {
     "allocation": "--quick",
-    "bare_loop": "--preset smoke --iterations 1",
     "families": "--only sd3.5",
     "simulator": "--quick",
 }
@@ -44,6 +43,11 @@ def test_it_runs_and_has_the_figures_that_were_kept(name: str, tmp_path: Path):
     figures = figures_of(name, SHORTEST[name], tmp_path / "home")
     kept = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     assert not kept["figures"].keys() - figures.keys() - LEFT_OUT
+
+
+def test_the_loop_that_overhead_compares_with_runs_alone(tmp_path: Path):
+    figures = figures_of("bare_loop", "--preset smoke --iterations 1", tmp_path / "home")
+    assert figures.keys() >= {"iteration_s", "rollout_s", "reward_s", "train_s", "images_per_s"}
 
 
 def test_the_kept_curves_give_the_figures_that_the_readme_has(tmp_path: Path):

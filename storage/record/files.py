@@ -39,7 +39,7 @@ KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_event
 AS_DISCARDED = {"phase": "discarded", "state": "lost"}
 """Values that replace those in the rows of an abandoned iteration, by column."""
 
-_BATCH_BYTES = 2 << 20
+_BATCH_BYTES = 1 << 20
 _BATCH_ROWS = 4096
 _ROWS = re.compile(r"(?:discarded-(\d{4,})-)?(iteration|evaluation)-(\d{6,})|part-(\d{6,})")
 

@@ -191,8 +191,8 @@ def _is_gone(path: Path) -> bool:
         path.lstat()
     except FileNotFoundError:
         return True
-    except OSError:  # the disk's trouble, so it counts as damaged
-        return False
+    except OSError:  # the disk cannot tell: it counts as damaged, not as gone
+        pass
     return False
 
 

@@ -181,6 +181,19 @@ def test_an_overlap_is_found_and_does_not_fill_a_hole(store: RunStore):
     assert not account.is_balanced
 
 
+def test_an_overlap_counts_for_its_worker_alone(store: RunStore):
+    states = [
+        reserved("train", 0, 30), spot("rollout", 0, 10, "spot-1"), spot("idle", 9, 30, "spot-1"),
+        spot("rollout", 0, 30), spot("rollout", 0, 5, "spot-2"), spot("explore", 3, 30, "spot-2"),
+    ]  # fmt: skip
+    commit(store, 1, states, paid=dict.fromkeys(("reserved-0", "spot-0", "spot-1", "spot-2"), 30))
+    account = ledger(store)
+    assert [(o.worker, o.state, o.at, o.double_s) for o in account.overlaps] == [
+        ("spot-2", "explore", 3, 2), ("spot-1", "idle", 9, 1),
+    ]  # fmt: skip
+    assert [worker.double_s for worker in account.workers] == [0, 0, 1, 2]
+
+
 def test_the_break_before_a_resume_is_not_paid(store: RunStore):
     commit(store, 1, [reserved("load", 0, 5), reserved("train", 5, 10)])
     again = [reserved("load", 90_000, 90_004), reserved("train", 90_006, 90_010)]

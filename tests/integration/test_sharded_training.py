@@ -6,6 +6,7 @@ What they generate between two training steps is compared in `test_training_toge
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,20 @@ from safetensors.numpy import load
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.sharded_training import ShardedPolicy, ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded
+from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.families.pipeline_model import dtype_on
+from gpu_runtime.models.loading import load_model
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
+from tests.pipeline_reference import family_config, training_samples
 from tests.sharing_processes import run_in_group
 from tests.tiny_model import TinyModel
+from tests.tiny_pipelines import TWO_EXPERTS, save_pipeline
 from tests.tiny_run import TinyRun, tiny_config
 
 pytestmark = pytest.mark.xdist_group("sharing")
@@ -204,6 +210,31 @@ def test_all_processes_refuse_what_one_of_them_sees():
     for message, unchanged in run_in_group(2, refused, samples):
         assert "probability ratio" in message
         assert unchanged
+
+
+def trained_experts(group: InstanceGroup, config: RunConfig, samples: list[TrainingSample]) -> TrainingReport:
+    model = load_model(config.model)
+    policy = ShardedPolicy(model, config.adaptation, config.seed, group.group)
+    return ShardedTrainer(policy, Sampler(model, config.sampling), config).train(samples)
+
+
+@pytest.mark.parametrize("experts", ["both", "high"])
+def test_processes_whose_batches_pass_different_experts_train_them_together(experts: str, tmp_path: Path):
+    # Of ten levels the upper two pass the first expert: some batches of four rows pass both, others one.
+    config = family_config(
+        "wan2.2",
+        save_pipeline(TWO_EXPERTS, tmp_path),
+        model={"options": {"experts": experts}},
+        adaptation={"mode": "full"},
+        algorithm={"objective": "nft", "options": {"times": 10}},
+    )
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    sampler = Sampler(policy.model, config.sampling)
+    samples = training_samples(sampler, "wan2.2")
+    expected = Trainer(policy, sampler, config).train(samples)
+    for report in run_in_group(2, trained_experts, config, samples):
+        assert report.loss == pytest.approx(expected.loss, rel=TOLERANCE)
+        assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=10 * TOLERANCE)
 
 
 def in_parts(

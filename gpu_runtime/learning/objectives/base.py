@@ -272,5 +272,7 @@ class ConfiguredObjective(ABC, Generic[Options, Inputs, Predicted]):
         kl = torch.zeros((), device=device)
         if reference is not None:
             kl = (self._distance(policy, reference) * weight_R).sum()
-        ((terms.loss_R * weight_R).sum() + self._kl_weight * kl).backward()
+        loss = (terms.loss_R * weight_R).sum() + self._kl_weight * kl
+        if loss.requires_grad:  # not if all rows are of noise levels whose transformer is frozen
+            loss.backward()
         return terms.batch_terms(weight_R, kl, self._checked(rows))

@@ -98,6 +98,15 @@ def test_the_chosen_experts_are_trained_and_their_adapters_load_into_the_pipelin
     assert difference(found, run_pipeline(pipeline, config, policy.model.latent_shape)) <= EXACT
 
 
+def test_a_batch_of_the_frozen_experts_noise_levels_adds_no_gradient(saved: Path):
+    # Of a sample's five levels, the first four are below .8, and so is the first batch, of four rows.
+    config = configuration(saved, "high", algorithm={"objective": "nft", "options": {"times": 5}})
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    sampler = Sampler(policy.model, config.sampling)
+    report = Trainer(policy, sampler, config).train(training_samples(sampler, FAMILY))
+    assert report.training_steps == 1 and report.gradient_norm > 0
+
+
 def test_what_does_not_fit_two_experts_is_refused_before_weights_are_loaded(tmp_path: Path):
     folder = save_pipeline(TWO_EXPERTS, tmp_path / "two")
     files = FAMILIES.find(FAMILY).files(configuration(folder).model)

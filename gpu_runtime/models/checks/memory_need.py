@@ -44,8 +44,8 @@ class WorkNeed:
     """The bytes that work needs on one device, before anything is divided over several.
 
     Attributes:
-        adapters_bytes: weights of the adapters; 0 where all weights are trained.
-        trains_all: True if the transformer's own weights are trained.
+        trained_bytes: weights that are trained.
+        trains_all: True if these are the transformer's own, or those of one of its two experts.
         keeps_reference: True if a copy of the trained weights is kept as loaded (for the reference policy: of
             full training, or an adapter as the reference).
         trains_again: True if there is a second training step: AdamW's moments exist after the first.
@@ -54,7 +54,7 @@ class WorkNeed:
         gradient_shards: `algorithm.gradient_shards`; above 1, nothing is divided over the devices that train.
     """
 
-    adapters_bytes: int = 0
+    trained_bytes: int = 0
     trains_all: bool = False
     keeps_reference: bool = False
     trains_again: bool = True
@@ -90,8 +90,12 @@ class WorkNeed:
             kept = sum(map(_width, trained)) + (_KEPT - 1) * max(map(_width, trained), default=0)
         else:
             kept = _KEPT * sum(map(_width, trained))
+        if trains_all:  # a frozen expert's weights are not among these
+            trained_bytes = sum(weight.nbytes for weight in transformer.parameters())
+        else:
+            trained_bytes = adapter_numbers(transformer, adaptation) * _FLOAT32
         return cls(
-            adapters_bytes=0 if trains_all else adapter_numbers(transformer, adaptation) * _FLOAT32,
+            trained_bytes=trained_bytes,
             trains_all=trains_all,
             keeps_reference=keeps_reference and (trains_all or config.model.reference == "adapter"),
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
@@ -155,7 +159,7 @@ class MemoryNeed:
         terms: Terms = {"transformer": self.transformer_bytes, "VAE": self.vae_bytes}
         if not self.offloads_encoders:
             terms["text encoders"] = self.encoders_bytes
-        return terms | {"adapters": self.work.adapters_bytes}
+        return terms | {"adapters": 0 if self.work.trains_all else self.work.trained_bytes}
 
     def generating(self) -> Terms:
         """Return the need of a device that generates, at its peak."""
@@ -172,16 +176,15 @@ class MemoryNeed:
         """
         work, held = self.work, self.of_weights()
         kept_gradients, trainers = work.gradients_kept(trainers), work.divided_over(trainers)
-        trained = self.transformer_bytes if work.trains_all else work.adapters_bytes
         kept = {
-            "AdamW's moments": _MOMENTS * trained / trainers,
-            "reference": (trained if work.keeps_reference else 0) / trainers,
+            "AdamW's moments": _MOMENTS * work.trained_bytes / trainers,
+            "reference": (work.trained_bytes if work.keeps_reference else 0) / trainers,
         }
         parts = {"transformer": held["transformer"] / trainers, "adapters": held["adapters"] / trainers}
         computes: Terms = held | parts | {"activations": work.training_bytes}
         if work.trains_again:
             computes |= kept
-        gradients = {"gradients": kept_gradients * trained / trainers}
+        gradients = {"gradients": kept_gradients * work.trained_bytes / trainers}
         if kept_gradients > 1:  # the last shard's last batch computes beside those of the others
             computes |= gradients
         steps = held | parts | kept | gradients

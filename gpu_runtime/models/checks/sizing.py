@@ -79,7 +79,7 @@ class DeviceMemory:
 
 
 def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: bool) -> DeviceMemory:
-    """Count the memory of a run's devices; each holds all weights, as while it generates.
+    """Count the memory of the devices of a run that trains adapters; each holds all weights, as it generates.
 
     Args:
         keeps_reference: True if training needs the reference policy.
@@ -95,9 +95,8 @@ def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: boo
     least, most = least * min(at_once, settings.clip_frames), most * at_once
     pixels = _FLOAT32 * math.prod(settings.size)
     work = WorkNeed.of(transformer, image_tokens, config, keeps_reference)
-    work = replace(work, adapters_bytes=trained_experts(settings, model.experts) * work.adapters_bytes)
     weights = model.experts * _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
-    trained = weights if work.trains_all else work.adapters_bytes
+    trained = trained_experts(settings, model.experts) * work.trained_bytes
     encoders = _exactly("text encoders", _BFLOAT16 * model.encoders)
     offloaded = settings.encoders == "offload"
     trainers = work.divided_over(config.runtime.trainer_workers)
@@ -106,12 +105,12 @@ def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: boo
         copies * _FLOAT32 * batch * image_tokens * model.architecture.channels for copies in _LATENTS
     )
     kept = _KEPT_BYTES * batch * (image_tokens + text_tokens) * model.architecture.width
-    part = (weights + work.adapters_bytes) / trainers
+    part = (weights + trained) / trainers
     training = _training(config, model, transformer, config.adaptation.gradient_checkpointing)
     return DeviceMemory(
         held=[
             _exactly("transformer", weights),
-            *([] if work.trains_all else [_exactly("adapters, float32", work.adapters_bytes)]),
+            _exactly("adapters, float32", trained),
             _exactly("VAE, float32", _FLOAT32 * model.vae),
             *([] if offloaded else [encoders]),
             Term("latents of a batch", low, high),
@@ -147,7 +146,7 @@ def _training(
     batch = WorkNeed.of(transformer, image_tokens, chosen, keeps_reference=False)  # which is no activation
     low = passes * batch.training_bytes
     each = config.sampling.batch_size * (image_tokens + text_tokens) * sizes.width
-    inputs = 0 if config.adaptation.mode == "full" else (9 if config.adaptation.adapts_feed_forward else 4)
+    inputs = 9 if config.adaptation.adapts_feed_forward else 4
     block = (_KEPT_BYTES + _FLOAT32 * inputs) * each
     high = (
         passes * sizes.blocks * (_BFLOAT16 * each) + block if checkpointing else passes * sizes.blocks * block

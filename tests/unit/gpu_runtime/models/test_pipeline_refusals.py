@@ -316,10 +316,10 @@ def test_a_gpu_too_small(monkeypatch: pytest.MonkeyPatch):
     found = SimpleNamespace(total_memory=80 * GIB, name="a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
     gpu = torch.device("cuda")
-    adapters = WorkNeed(adapters_bytes=GIB)
+    adapters = WorkNeed(trained_bytes=GIB)
     need = MemoryNeed(transformer_bytes=40 * GIB, vae_bytes=GIB, encoders_bytes=15 * GIB, work=adapters)
     refuse_too_large(need, gpu, 3, trainers=1)
-    everything = dataclasses.replace(need, work=WorkNeed(trains_all=True))
+    everything = dataclasses.replace(need, work=WorkNeed(40 * GIB, trains_all=True))
     refuse_too_large(everything, gpu, 3, trainers=0)
     with pytest.raises(ConfigurationError) as caught:
         refuse_too_large(everything, gpu, 3, trainers=1)

@@ -13,7 +13,7 @@ import torch
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.models.checks.memory_need import adapter_numbers
+from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
 from gpu_runtime.models.files.lora_file import LORA_FILE, write_lora
 from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.registry import FAMILIES
@@ -72,6 +72,20 @@ def test_a_batch_of_both_ranges_gives_each_sample_its_bits(saved: Path):
             assert torch.equal(mixed[place], same[place]), "whatever range its neighbours are in"
 
 
+def counted_bytes(config: RunConfig) -> int:
+    """Bytes of the trained weights, as the check of the memory counts them."""
+    outline = outline_model(config.model)
+    assert isinstance(outline, PipelineOutline)
+    return outline.work_of(config, keeps_reference=False).trained_bytes
+
+
+@pytest.mark.parametrize("experts", ["both", "high"])
+def test_full_training_needs_memory_for_the_gradients_of_the_chosen_experts_alone(saved: Path, experts: str):
+    config = configuration(saved, experts, adaptation={"mode": "full"})
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    assert counted_bytes(config) == sum(value.nbytes for value in policy.state().values())
+
+
 @pytest.mark.parametrize("experts", ["both", "high", "low"])
 def test_the_chosen_experts_are_trained_and_their_adapters_load_into_the_pipeline(
     saved: Path, experts: str, tmp_path: Path
@@ -84,8 +98,7 @@ def test_the_chosen_experts_are_trained_and_their_adapters_load_into_the_pipelin
     assert {name.partition(".")[0] for name in policy.state()} == {
         "both": {"transformer", "transformer_2"}, "high": {"transformer"}, "low": {"transformer_2"},
     }[experts]  # fmt: skip
-    trained = sum(value.size for value in policy.state().values())
-    assert adapter_numbers(outline_model(config.model).transformer, config.adaptation) == trained
+    assert counted_bytes(config) == sum(value.nbytes for value in policy.state().values())
     before = run_sampler(policy.model, config)
     policy.load(perturbed(policy.state(), 0.2))
     found = run_sampler(policy.model, config)

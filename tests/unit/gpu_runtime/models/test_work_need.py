@@ -50,10 +50,11 @@ def test_adapters_are_counted_by_the_layers_that_get_one():
     config = tiny_config(adaptation={"mode": "lora", "rank": 2, "targets": ["to_q", "to_v"]})
     numbers = 3 * (2 * (8 + 8) + 2 * (8 + 4))
     assert adapter_numbers(Transformer(), config.adaptation) == numbers
-    assert need_of(adaptation={"mode": "lora", "rank": 2, "targets": ["to_q", "to_v"]}).adapters_bytes == (
+    assert need_of(adaptation={"mode": "lora", "rank": 2, "targets": ["to_q", "to_v"]}).trained_bytes == (
         4 * numbers
     )
-    assert need_of(adaptation={"mode": "full"}).adapters_bytes == 0
+    everything = sum(weight.nbytes for weight in Transformer().parameters())
+    assert need_of(adaptation={"mode": "full"}).trained_bytes == everything
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_no_family_keeps_less_than_is_counted(saved: Saved, family: str, mode: s
     policy = Policy(model, config.adaptation, seed=0, keeps_reference=False)
     assert counted.training_bytes <= kept_bytes(model, family)
     trained = sum(weight.nbytes for weight in policy.trained.values())
-    assert counted.adapters_bytes == (trained if mode == "lora" else 0)
+    assert counted.trained_bytes == trained
 
 
 def gib(terms: dict[str, float]) -> float:
@@ -114,12 +115,12 @@ def gib(terms: dict[str, float]) -> float:
 
 
 def test_what_several_devices_divide_is_divided_and_what_each_holds_is_not():
-    whole = MemoryNeed(40 * GIB, GIB, 15 * GIB, work=WorkNeed(trains_all=True))
+    whole = MemoryNeed(40 * GIB, GIB, 15 * GIB, work=WorkNeed(40 * GIB, trains_all=True))
     # Alone: weights, gradients and two moments of 40 each, and the other parts.
     assert gib(whole.training(1)) == 4 * 40 + 16
     # Of two, while they generate: all weights, half of them again, half of the moments.
     assert gib(whole.training(2)) == 40 + 20 + 40 + 16
-    lora = dataclasses.replace(whole, work=WorkNeed(adapters_bytes=2 * GIB, training_bytes=30 * GIB))
+    lora = dataclasses.replace(whole, work=WorkNeed(trained_bytes=2 * GIB, training_bytes=30 * GIB))
     assert gib(lora.training(1)) == 40 + 2 + 4 + 30 + 16
     # While they generate: the weights and half of them, half of the moments; in training: half of all.
     assert gib(lora.training(2)) == max(42 + 21 + 2 + 16, 21 + 2 + 30 + 16)
@@ -127,7 +128,7 @@ def test_what_several_devices_divide_is_divided_and_what_each_holds_is_not():
 
 
 def test_with_shards_a_device_has_all_weights_and_the_gradients_of_its_shards():
-    work = WorkNeed(adapters_bytes=2 * GIB, training_bytes=30 * GIB, gradient_shards=8)
+    work = WorkNeed(trained_bytes=2 * GIB, training_bytes=30 * GIB, gradient_shards=8)
     lora = MemoryNeed(40 * GIB, GIB, 15 * GIB, work=work)
     for trainers, shards in ((1, 8), (2, 4), (3, 3), (8, 1)):
         gradients = shards * 2 if shards > 1 else 0  # one shard's are complete after its last activations
@@ -135,11 +136,13 @@ def test_with_shards_a_device_has_all_weights_and_the_gradients_of_its_shards():
 
 
 def test_the_first_of_all_training_steps_finds_no_moments():
-    once = MemoryNeed(40 * GIB, 0, 0, work=WorkNeed(trains_all=True, trains_again=False, training_bytes=GIB))
+    once = MemoryNeed(
+        40 * GIB, 0, 0, work=WorkNeed(40 * GIB, trains_all=True, trains_again=False, training_bytes=GIB)
+    )
     assert gib(once.training(1)) == 160
     long = dataclasses.replace(once, work=dataclasses.replace(once.work, training_bytes=200 * GIB))
     assert gib(long.training(1)) == 240
-    again = dataclasses.replace(once, work=WorkNeed(trains_all=True, training_bytes=200 * GIB))
+    again = dataclasses.replace(once, work=WorkNeed(40 * GIB, trains_all=True, training_bytes=200 * GIB))
     assert gib(again.training(1)) == 40 + 80 + 200
 
 
@@ -152,7 +155,7 @@ def test_encoders_that_are_fetched_for_new_prompts_need_their_room_then():
 
 
 def test_a_reference_of_full_training_is_a_copy_of_the_weights():
-    need = MemoryNeed(40 * GIB, 0, 0, work=WorkNeed(trains_all=True, keeps_reference=True))
+    need = MemoryNeed(40 * GIB, 0, 0, work=WorkNeed(40 * GIB, trains_all=True, keeps_reference=True))
     assert gib(need.training(1)) == 5 * 40
 
 

@@ -135,17 +135,22 @@ class PipelineModel(ABC):
         """
         folder = cls.folder(settings)
         dtype = dtype_on(settings, device)
+
+        def build(part: str) -> Any:
+            transformer = load_weights(cls.TRANSFORMER, folder, part, dtype)
+            choose_attention(transformer, settings.attention)
+            if settings.compile:
+                compile_blocks(transformer)
+            return transformer
+
         parts = Parts(
-            cls.built(folder, settings, lambda part: load_weights(cls.TRANSFORMER, folder, part, dtype)),
+            cls.built(folder, settings, build),
             # bfloat16 has no more shades between two bright values than 8 bits have.
             load_weights(cls.VAE, folder, "vae", torch.float32),
             load_scheduler(folder, cls.SCHEDULER),
             {part: load_weights(kind, folder, part, dtype) for part, kind in cls.ENCODERS.items()},
             load_tokenizers(folder),
         )
-        choose_attention(parts.transformer, settings.attention)
-        if settings.compile:
-            compile_blocks(parts.transformer)
         return cls(parts, settings, device)
 
     @classmethod

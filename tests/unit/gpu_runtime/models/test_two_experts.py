@@ -72,6 +72,12 @@ def test_a_batch_of_both_ranges_gives_each_sample_its_bits(saved: Path):
             assert torch.equal(mixed[place], same[place]), "whatever range its neighbours are in"
 
 
+def test_the_blocks_of_a_frozen_expert_are_compiled_too(saved: Path):
+    model: Any = load_model(configuration(saved, "high", model={"compile": True}).model)
+    blocks = [block for expert in model.transformer.experts for block in expert.blocks]
+    assert all(block._compiled_call_impl is not None for block in blocks)
+
+
 def counted_bytes(config: RunConfig) -> int:
     """Bytes of the trained weights, as the check of the memory counts them."""
     outline = outline_model(config.model)

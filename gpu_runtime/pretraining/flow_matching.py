@@ -4,8 +4,6 @@ Training stops on purpose while the model still fails often: reinforcement learn
 improve, and successes to learn from. The `-sparse` weights are saved earlier in the same run, when
 successes are rare. A `-guided` model drops some prompts, so that it can be sampled with guidance.
 
-    python -m gpu_runtime.pretraining.flow_matching glyphs
-
 Shape suffixes: B samples, S image tokens, C latent channels.
 """
 
@@ -23,7 +21,7 @@ from diffusers import QwenImageTransformer2DModel
 
 from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
 from gpu_runtime.embedded_tasks.registry import find_task
-from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER, EmbeddedSettings
+from gpu_runtime.models.embedded.folder import EmbeddedSettings
 from gpu_runtime.models.embedded.model import EmbeddedModel, stacked_frames, without_prompts
 from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
@@ -327,26 +325,3 @@ def _optimizers(transformer: torch.nn.Module, recipe: Recipe) -> list[tuple[torc
     muon = torch.optim.Muon(matrices, lr=recipe.muon_learning_rate, weight_decay=0.0)
     adamw = torch.optim.AdamW(rest, lr=recipe.adamw_learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     return [(muon, recipe.muon_learning_rate), (adamw, recipe.adamw_learning_rate)]
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: the recipe's name, the folder (the project's weights by default) and the seed."""
-    import argparse
-
-    parser = argparse.ArgumentParser(description="Pre-train an embedded model from nothing.")
-    parser.add_argument("name", choices=sorted(RECIPES))
-    parser.add_argument("--out", type=Path, default=WEIGHTS_FOLDER)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    # More threads change the rounding of sums, and so the weights.
-    torch.set_num_threads(1)
-
-    def show(done: int, total: int, loss: float) -> None:
-        if done % 50 == 0:
-            print(f"training step {done}/{total}  loss {loss:.4f}", flush=True)
-
-    print(pretrain(options.name, options.out, seed=options.seed, callback=show))
-
-
-if __name__ == "__main__":
-    main()

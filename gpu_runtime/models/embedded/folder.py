@@ -85,7 +85,7 @@ def resolve_folder(path: str | Path) -> Path:
     task = folder.name.removesuffix("-sparse")
     raise ModelError(
         f"{quoted(name)}: no {', '.join(missing)} there; there are {', '.join(there) or 'no models'}. Make "
-        f"it again with: python -m gpu_runtime.pretraining.flow_matching {task[:40]}"
+        f"it again with: spotlight pretrain {task[:40]} --out FOLDER"
     )
 
 

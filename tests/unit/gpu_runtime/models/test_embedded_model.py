@@ -151,7 +151,7 @@ def test_the_velocity_of_a_frame_depends_on_its_place_in_the_clip() -> None:
 def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no spotlight\.json, codec\.safetensors"):
         EmbeddedModel.load(tmp_path)
-    with pytest.raises(ModelError, match=r"python -m gpu_runtime\.pretraining\.flow_matching cats"):
+    with pytest.raises(ModelError, match="spotlight pretrain cats --out FOLDER"):
         EmbeddedModel.load("embedded:cats-sparse")
 
 

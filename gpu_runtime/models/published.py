@@ -118,7 +118,6 @@ class Architecture:
         text_tokens: int,
         rank: int = 0,
         feed_forward: bool = True,
-        full: bool = False,
     ) -> PassOperations:
         """Return the operations of one sample's passes.
 
@@ -127,7 +126,6 @@ class Architecture:
             text_tokens: text tokens L.
             rank: rank of adapters on all linear layers of attention; 0 for none.
             feed_forward: True if the feed-forward has adapters too.
-            full: True if every weight is trained instead.
         """
         squared, tokens, streams = self.width**2, image_tokens + text_tokens, self.double + self.single
         passed = streams * tokens + self.image_only * image_tokens + self.text_only * text_tokens
@@ -149,10 +147,8 @@ class Architecture:
         adapted += self._crossing_adapters(feed_forward) * image_tokens + 4 * self.cross * text_tokens
         adapters = 2 * rank * self.width * adapted
         # Through a matrix product once to its input, and once more to its weight if that is trained. Nothing
-        # trained stands before the modulations and the edges but in full training; the output's input counts.
+        # trained stands before the modulations and the edges; the output's input counts.
         backward = linear + 2 * attention + output + 2 * adapters
-        if full:
-            backward += linear + 2 * modulation + edges
         return PassOperations(float(forward), float(adapters), float(backward))
 
     def moved_bytes(self, image_tokens: int, text_tokens: int, samples: int) -> float:

@@ -121,16 +121,15 @@ class Sampler:
                 )
         samples = []
         for batch in self._batches(states):
-            latents = self._padded(np.stack([state.latents_SC for state in batch]))
-            if True in previews:
-                latents = self._predicted(batch, latents)
+            padded = self._padded(batch)
+            latents = self._predicted(padded) if True in previews else self._latents(padded)
             samples += self._decoded(batch, latents)
         return samples
 
     def predict(self, states: Sequence[SampleState]) -> None:
         """Take part in the predictions of previews that another device, which shares them, decodes."""
         for batch in self._batches(states):
-            self._predicted(batch, self._padded(np.stack([state.latents_SC for state in batch])))
+            self._predicted(self._padded(batch))
 
     def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
         """Return encoded prompts, with the images that they ask to change, one row each.
@@ -178,13 +177,13 @@ class Sampler:
         return request.schedule_steps or self._sampling.rollout_steps
 
     @torch.no_grad()
-    def _predicted(self, batch: list[SampleState], latents_BSC: torch.Tensor) -> torch.Tensor:
+    def _predicted(self, padded: list[SampleState]) -> torch.Tensor:
         """Return the model's prediction from unfinished latents: x0 = x - sigma * v, one evaluation each."""
-        padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
+        latents_BSC = self._latents(padded)
         sigma_B = torch.stack([self.schedule(state.request)[state.step] for state in padded])
         sigma_B = sigma_B.float().to(self._model.device)
         conditioning = self.conditioning(state.request for state in padded)
-        velocity_BSC = self._model_of(batch[0].request).velocity(latents_BSC, sigma_B, conditioning)
+        velocity_BSC = self._model_of(padded[0].request).velocity(latents_BSC, sigma_B, conditioning)
         return latents_BSC - sigma_B[:, None, None] * velocity_BSC
 
     def _batches(self, states: Sequence[SampleState]) -> Iterator[list[SampleState]]:
@@ -211,13 +210,15 @@ class Sampler:
         if not batch[0].request.source:
             return model.decode(latents_BSC)
         assert isinstance(model, EditingModel)
-        padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
-        return model.decode_edits(latents_BSC, self.conditioning(state.request for state in padded))
+        conditioning = self.conditioning(state.request for state in self._padded(batch))
+        return model.decode_edits(latents_BSC, conditioning)
 
-    def _padded(self, rows: np.ndarray) -> torch.Tensor:
-        missing = self._sampling.batch_size - len(rows)
-        full = np.concatenate([rows, np.repeat(rows[:1], missing, axis=0)]) if missing else rows
-        return torch.from_numpy(full).to(self._model.device)
+    def _padded(self, batch: list[SampleState]) -> list[SampleState]:
+        """Return a batch of the fixed shape, padded with copies of its first sample."""
+        return batch + batch[:1] * (self._sampling.batch_size - len(batch))
+
+    def _latents(self, states: list[SampleState]) -> torch.Tensor:
+        return torch.from_numpy(np.stack([state.latents_SC for state in states])).to(self._model.device)
 
     @torch.no_grad()
     def _advance_batch(self, states: list[SampleState], steps: int | None) -> list[SampleState]:
@@ -226,9 +227,9 @@ class Sampler:
         model, total = self._model_of(first.request), self.total_steps(first.request)
         stop = total if steps is None else min(total, first.step + steps)
         sigmas = self.schedule(first.request)
-        padded = states + [first] * (sampling.batch_size - len(states))
+        padded = self._padded(states)
         conditioning = self.conditioning(state.request for state in padded)
-        latents = self._padded(np.stack([state.latents_SC for state in states]))
+        latents = self._latents(padded)
         inside = np.array(
             [[self._in_window(state, step) for state in padded] for step in range(first.step, stop)]
         )

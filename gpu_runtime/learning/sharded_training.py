@@ -19,13 +19,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.gradient_shards import Batches, ShardSum
 from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.report import TrainingReport
-from gpu_runtime.learning.sharding import gathered_like, local_shard, sharded_like
+from gpu_runtime.learning.sharding import local_shard, sharded_like
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.protocol import DiffusionModel
@@ -102,11 +103,16 @@ class ShardedPolicy(Policy):
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
         """Return the whole of a state from every process's part of it; a collective."""
-        device = self.model.device
-        return {
-            name: gathered_like(torch.from_numpy(local[name]).to(device), weight).cpu().numpy()
-            for name, weight in self.trained.items()
-        }
+        full: WeightState = {}
+        for name, weight in self.trained.items():
+            assert isinstance(weight, DTensor)
+            shard = torch.from_numpy(local[name]).to(self.model.device)
+            sharded = DTensor.from_local(
+                shard, weight.device_mesh, weight.placements,
+                run_check=False, shape=weight.shape, stride=weight.stride(),
+            )  # fmt: skip
+            full[name] = sharded.full_tensor().cpu().numpy()
+        return full
 
     def shard(self, full: Mapping[str, np.ndarray]) -> WeightState:
         """Return this process's part of a state."""

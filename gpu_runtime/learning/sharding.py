@@ -29,19 +29,6 @@ def gathered(tensor: torch.Tensor) -> torch.Tensor:
     return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
-def gathered_like(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor, of `like`'s full shape, from the processes' shards; a collective."""
-    if not is_sharded(like):
-        return shard
-    from torch.distributed.tensor import DTensor
-
-    model: Any = like
-    shards = DTensor.from_local(
-        shard, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
-    )
-    return shards.full_tensor()
-
-
 def sharded_like(full: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a full tensor sharded as `like` is; every process has all of it, so nothing is sent."""
     if not is_sharded(like):

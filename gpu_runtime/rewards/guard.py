@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -115,11 +115,11 @@ def _score_batch(
 
 
 def _checked(score: Score) -> Score:
-    """Return the score, or one with an error if it is not a valid score."""
-    value = float(score.value)
-    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
-        return Score(0.0, False, score.detail, error=f"score {value} is not in [0, 1]", usd=score.usd)
-    return score
+    """Return the score, or one with an error if it has one or is not a valid score."""
+    value, error = float(score.value), score.error
+    if error is None and not 0.0 <= value <= 1.0:  # as a NaN is not
+        error = f"score {value} is not in [0, 1]"
+    return score if error is None else replace(score, value=0.0, exact=False, error=error)
 
 
 def _failed(error: Exception) -> Score:

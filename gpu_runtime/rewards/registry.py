@@ -109,12 +109,18 @@ class ChosenScorer:
         values = as_values(self.options)
         if self.plugin.parts is not None:
             values["parts"] = {
-                absolute_name(part.name): {**part.rule, **part.values}
+                absolute_name(part.name): {**part.stored_rule, **part.values}
                 if len(part.rule) > 1 or part.values
                 else part.weight
                 for part in self.plugin.parts(self.options)
             }
         return values
+
+    @property
+    def stored_rule(self) -> dict[str, Any]:
+        """Its rule in a sum as it is stored: with absolute names of the parts in its gate."""
+        gate = {absolute_name(other): least for other, least in self.rule.get("gate", {}).items()}
+        return {**self.rule, **({"gate": gate} if gate else {})}
 
     @property
     def uses_gpu(self) -> bool:
@@ -317,7 +323,8 @@ def chosen_judge(reward: RewardConfig, evaluation: EvaluationConfig) -> ChosenSc
             f"evaluation.judge is {name}, which combines scorers; name one that looks at images itself"
         )
     rewards = chosen_scorer(reward).judges
-    if any((one.name, one.options) == (name, judge.options) for one in rewards):
+    itself = absolute_name(name), judge.options
+    if any((absolute_name(one.name), one.options) == itself for one in rewards):
         raise ConfigurationError(
             f"evaluation.judge is {name}, which the reward is made of: only a judge that nothing is learned "
             "from sees what the reward misses; name another one"

@@ -96,9 +96,12 @@ def function_scorer(name: str, function: Callable[..., Any], options: FunctionOp
         name: name of the reward, as the settings have it.
 
     Raises:
-        ConfigurationError: if it takes another number of arguments.
+        ConfigurationError: if it takes another number of arguments, or their number is unknown.
     """
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:  # some functions of C have none
+        raise ConfigurationError(f"{error}; write a function of (image, prompt) that calls it") from error
     names = [*signature.parameters]
     kind = BatchFunctionScorer if names[:2] == ["images", "prompts"] else FunctionScorer
     takes_row = kind.row in names[2:]
@@ -115,7 +118,7 @@ def function_scorer(name: str, function: Callable[..., Any], options: FunctionOp
 
 
 def _scaled(value: float, options: FunctionOptions) -> float:
-    if options.scale == "identity":
+    if options.scale == "identity" or math.isnan(value):  # a NaN is no score on any scale
         return value
     if options.scale == "sigmoid":
         return 1 / (1 + math.exp(-value)) if value > -700 else 0.0

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from flows.cli.command_line import app
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.registry import build_scorer, chosen_scorer, read_scorer_options
+from gpu_runtime.rewards.registry import build_scorer, chosen_judge, chosen_scorer, read_scorer_options
 from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_config
-from storage.config.run_config import RewardConfig
+from storage.config.run_config import EvaluationConfig, RewardConfig
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
@@ -33,6 +33,9 @@ def long_prompts(images, prompts):
 
 def no_number(image, prompt):
     return None
+
+def nan(image, prompt):
+    return float("nan")
 
 def inner(image):
     return 1 / 0
@@ -103,11 +106,16 @@ def test_a_function_sees_the_row_of_its_prompt(file: Path, name: str, values: li
     [
         ("no_number", "no_number returned None; a reward returns a number"),
         ("long_prompts", "returned 2, and scores lie in [0, 1]; set reward.options.scale to"),
-        ("broken", "mine.py, line 12: return 1 / 0)"),
+        ("broken", "mine.py, line 15: return 1 / 0)"),
     ],
 )
 def test_what_a_function_does_wrong_is_told_with_its_line(file: Path, name: str, said: str):
     assert said in str(scores(file, name)[1].error)
+
+
+@pytest.mark.parametrize("scale", ["identity", "sigmoid", [0, 10]])
+def test_nan_is_no_score_on_any_scale(file: Path, scale: object):
+    assert [score.error for score in scores(file, "nan", scale=scale)] == ["score nan is not in [0, 1]"] * 3
 
 
 @pytest.mark.parametrize(
@@ -123,6 +131,7 @@ def test_what_a_function_does_wrong_is_told_with_its_line(file: Path, name: str,
         ),
         ("mine.py:two", "mine.py' has no 'two'; it has red"),
         ("yours.py:one", "yours.py' does not exist"),
+        ("math:hypot", "no signature found for builtin <built-in function hypot>; write a function of"),
     ],
 )
 def test_what_is_no_reward_is_refused(file: Path, name: str, said: str, monkeypatch: pytest.MonkeyPatch):
@@ -147,9 +156,20 @@ def test_a_run_finds_its_file_from_another_folder(file: Path, monkeypatch: pytes
     monkeypatch.chdir(file.parent)
     alone = load_config("glyphs", ["reward.scorer=mine.py:red"], {})
     assert read_scorer_options(alone).reward.scorer == f"{file}:red"
-    parts = 'reward.options.parts={"mine.py:red" = 1, jpeg = 2}'
-    both = load_config("glyphs", ["reward.scorer=sum", parts], {})
-    assert read_scorer_options(both).reward.options["parts"].keys() == {f"{file}:red", "jpeg"}
+    parts = 'reward.options.parts={"mine.py:red" = 1, jpeg = {weight = 2, gate = {"mine.py:red" = 0.5}}}'
+    both = read_scorer_options(load_config("glyphs", ["reward.scorer=sum", parts], {}))
+    assert both.reward.options["parts"] == {
+        f"{file}:red": 1, "jpeg": {"weight": 2, "gate": {f"{file}:red": 0.5}}
+    }  # fmt: skip
+    assert read_scorer_options(both) == both, "as a resumed run reads it"
+
+
+def test_a_function_that_is_learned_from_is_no_second_judge_by_any_path(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigurationError, match="which the reward is made of"):
+        chosen_judge(RewardConfig(scorer="mine.py:red"), EvaluationConfig(judge=f"{file}:red"))
 
 
 def test_score_tries_a_reward_on_one_image(file: Path, tmp_path: Path):

@@ -134,6 +134,10 @@ def test_a_batch_is_guarded_like_single_images():
     fine, wild = score_each(Batch(Score(0.5, False, "a"), Score(1.5, True, "b")), IMAGES, PROMPTS)
     assert fine == Score(0.5, False, "a")
     assert "score 1.5 is not in [0, 1]" in str(wild.error)
+    for value in (0.5, float("nan")):
+        failed = Score(value, True, "", error="timed out", usd=0.1)
+        (score,) = score_each(Batch(failed), IMAGES[:1], PROMPTS[:1])
+        assert score == Score(0.0, False, "", error="timed out", usd=0.1), "its own error is kept"
     for scorer, says in (
         (Batch(Score(0.5, False, "a")), "RewardError: 1 scores came back for 2 images"),
         (Batch(OSError("gone")), "OSError: gone"),

@@ -85,7 +85,7 @@ class ShapesTask:
         objects = _objects(prompt)
         cells = _choose_cells(objects, rng)
         image_HWC = np.full((self.height, self.width, 3), BACKGROUND, np.float32)
-        for (name, colour, _), cell in zip(objects, cells, strict=True):
+        for (name, colour, *_), cell in zip(objects, cells, strict=True):
             colour = colour or list(COLOURS)[rng.integers(len(COLOURS))]
             top, left = (
                 place * _CELL + _MARGIN + int(rng.integers(-_JITTER, _JITTER + 1)) for place in _CELLS[cell]
@@ -100,17 +100,19 @@ class ShapesTask:
         choice of cells.
         """
         objects = _objects(prompt)
-        kinds = {(name, colour) for name, colour, _ in objects}
+        kinds = {(name, colour) for name, colour, *_ in objects}
         of_kind = {kind: [_best_in_cell(image_HWC, *kind, cell) for cell in _CELLS] for kind in kinds}
-        placed = [of_kind[name, colour] for name, colour, _ in objects]
+        placed = [of_kind[name, colour] for name, colour, *_ in objects]
+        if not (allowed := _allowed_cells(objects)):
+            raise ConfigurationError(f"{prompt.text!r} has relations that no cells of a 2x2 grid satisfy")
         chosen = min(
-            _allowed_cells(objects),
+            allowed,
             key=lambda cells: sum(best[cell].cost for best, cell in zip(placed, cells, strict=True)),
         )
         picture_HWC = np.full((self.height, self.width, 3), BACKGROUND, np.float32)
         drawn_HW = np.zeros((self.height, self.width), dtype=bool)
         for number, cell in enumerate(chosen):
-            best, name = placed[number][cell], objects[number][0]
+            best, name = placed[number][cell], objects[number].name
             box = np.s_[best.top : best.top + SIZE, best.left : best.left + SIZE]
             picture_HWC[box] = patch(name, best.colour)
             drawn_HW[box] = coverage(name) > 0
@@ -205,20 +207,25 @@ def geneval_row(
     return {"tag": tag, "include": include, **excluded, "prompt": f"a photo of {what}"}
 
 
-_Object = tuple[str, str | None, tuple[str, int] | None]
-"""Class, colour and position of an object to draw."""
+class _Object(NamedTuple):
+    """An object to draw; `item` is its place in `include`, to which a position refers."""
+
+    name: str
+    colour: str | None
+    position: tuple[str, int] | None
+    item: int
 
 
 def _objects(prompt: PromptRecord) -> list[_Object]:
-    objects = []
-    for item in prompt.metadata.get("include", []):
+    objects: list[_Object] = []
+    for place, item in enumerate(prompt.metadata.get("include", [])):
         name, colour, position = item["class"], item.get("color"), item.get("position")
         if name not in CLASSES or (colour is not None and colour not in COLOURS):
             raise ConfigurationError(
                 f"{prompt.text!r}: the shapes task draws {', '.join(CLASSES)} in {', '.join(COLOURS)}, "
                 f"not {colour or 'any'} {name}"
             )
-        objects += [(name, colour, position)] * item["count"]
+        objects += [_Object(name, colour, position, place)] * item["count"]
     if not 0 < len(objects) <= MOST_OBJECTS:
         raise ConfigurationError(
             f"{prompt.text!r} asks for {len(objects)} objects; the shapes task draws 1 to {MOST_OBJECTS}"
@@ -242,8 +249,10 @@ def _allowed_cells(objects: list[_Object]) -> list[tuple[int, ...]]:
 
 def _relations_hold(objects: list[_Object], cells: Sequence[int]) -> bool:
     return all(
-        position is None or _holds(position[0], _CELLS[cell], _CELLS[cells[position[1]]])
-        for (_, _, position), cell in zip(objects, cells, strict=True)
+        _holds(one.position[0], _CELLS[cell], _CELLS[other_cell])
+        for one, cell in zip(objects, cells, strict=True)
+        for other, other_cell in zip(objects, cells, strict=True)
+        if one.position is not None and other.item == one.position[1]
     )
 
 

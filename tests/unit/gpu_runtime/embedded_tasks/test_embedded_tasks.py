@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
 from gpu_runtime.embedded_tasks.moving_shapes import MovingShapesTask
-from gpu_runtime.embedded_tasks.registry import TASKS, find_task
+from gpu_runtime.embedded_tasks.registry import TASKS, find_task, rendered_picture
 from gpu_runtime.embedded_tasks.shapes import SIZE, TAGS, ShapesTask
 from gpu_runtime.models.embedded.text_encoder import tokenize
+from gpu_runtime.rewards.geneval_rules import check_shapes
+from gpu_runtime.rewards.scorers.shapes import ShapesScorer
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord, load_prompts
 
@@ -101,6 +104,37 @@ def test_shapes_to_evaluate_are_apart_where_the_space_allows() -> None:
 def test_shapes_refuses_what_it_cannot_draw(include: list[dict[str, object]], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ShapesTask().render(PromptRecord(0, "a photo of", {"include": include}), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    "include",
+    [
+        [{"class": "circle", "count": 2}, {"class": "square", "count": 1, "position": ["above", 0]}],
+        [
+            {"class": "circle", "count": 2},
+            {"class": "square", "count": 1},
+            {"class": "cross", "count": 1, "position": ["left of", 1]},
+        ],
+    ],
+)
+def test_a_position_is_one_to_every_object_referred_to(include: list[dict[str, Any]]) -> None:
+    task, rng, prompt = ShapesTask(), np.random.default_rng(0), PromptRecord(0, "p", {"include": include})
+    for _ in range(50):
+        image_HWC = task.render(prompt, rng)
+        assert ShapesScorer().score(image_HWC, prompt).exact
+        picture = rendered_picture(prompt, image_HWC)
+        assert picture is not None and np.array_equal(picture.image_HWC, image_HWC)
+
+
+def test_a_prompt_that_no_cells_satisfy_has_no_correct_picture() -> None:
+    include: list[dict[str, Any]] = [{"class": "circle", "count": 1}]
+    include += [
+        {"class": name, "count": 1, "position": ["left of", place]}
+        for place, name in enumerate(("square", "cross"))
+    ]
+    prompt = PromptRecord(0, "three shapes in a row", {"include": include})
+    check_shapes(prompt)
+    assert rendered_picture(prompt, np.zeros((32, 32, 3), np.uint8)) is None
 
 
 @pytest.mark.parametrize("text", ["a dog", 'a pink sign that says "K7A"', 'a red sign that says "K7AB"'])

@@ -314,12 +314,10 @@ def _parts(run: SimulatedRun, began: float, evaluates: bool) -> list[_Part]:
     for iteration, phase, end in run.ends:
         since = parts[-1].ended_at if parts else began
         until = began + end / TICKS_PER_S
-        if evaluates or phase == "iteration" or not parts:
+        if evaluates or phase == "iteration":
             parts.append(_Part(iteration, phase, since, until))
-        else:
+        elif parts:
             parts[-1].ended_at = until
-    if not evaluates and parts[0].phase == "evaluation":
-        parts[1].started_at = parts.pop(0).started_at
     ends = [part.ended_at for part in parts]
     for one in run.intervals:
         times = {name: began + getattr(one, name) / TICKS_PER_S for name in ("started_at", "ended_at")}

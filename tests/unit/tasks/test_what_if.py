@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -95,6 +96,22 @@ def test_the_run_of_each_policy_is_entered_and_costs_what_the_answer_says(
     assert "1 of 1 reserved devices trains, 0 spot devices at most" in said["simulated-reserved"]
     assert "1 of 1 reserved devices trains, 3 spot devices at most" in said["simulated-spotlight"]
     assert "scores by the curves ocr-grpo: share of exact answers" in said["simulated-spotlight"]
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("curve", [(), ("--curve", "ocr-grpo")], ids=["without a curve", "by a curve"])
+def test_the_iterations_of_an_entered_run_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iterations: int, curve: tuple[str, ...]
+):
+    options = ("--policies", "spot", "--iterations", str(iterations), "--set", "reward.scorer=jpeg", *curve)
+    [row] = recorded(tmp_path, monkeypatch, *options)
+    with RunStore(Home(tmp_path)).reading(row.run_id) as connection:
+        spans = connection.execute(
+            "SELECT started_at, ended_at FROM iterations UNION SELECT started_at, ended_at FROM evaluations "
+            "ORDER BY started_at"
+        ).fetchall()
+    assert len(spans) == iterations + 2 * bool(curve) and spans[0][0] == row.created_at
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
 
 
 def test_of_a_named_policy_the_run_alone_is_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

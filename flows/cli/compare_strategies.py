@@ -17,7 +17,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id
 from flows.server.dashboards import way_to_dashboard
 from storage.config.run_config import RunConfig
-from storage.environment import OBJECTIVE_DIGEST, REWARD_DIGEST, STRATEGY_DIGEST
+from storage.environment import JUDGE_DIGEST, OBJECTIVE_DIGEST, REWARD_DIGEST, STRATEGY_DIGEST
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore, check_iterations, check_resumable
@@ -139,6 +139,7 @@ def _refuse_two_versions(planned: list[_Planned], store: RunStore) -> None:
         digests = code_digests(config) if row is None else row.environment
         for fact, named in (
             (REWARD_DIGEST, f"reward.scorer = {config.reward.scorer!r}"),
+            (JUDGE_DIGEST, f"evaluation.judge = {config.evaluation.judge!r}"),
             (OBJECTIVE_DIGEST, f"algorithm.objective = {config.algorithm.objective!r}"),
             (STRATEGY_DIGEST, f"exploration.strategy = {each.strategy!r}"),
         ):

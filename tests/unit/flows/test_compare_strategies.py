@@ -282,6 +282,7 @@ def test_a_rewards_file_that_changes_between_the_runs_is_refused(
     ("given", "code", "began"),
     [
         ("--set reward.scorer=mine.py:r", "def r(image, prompt):\n    return 1.0\n", ["plain"]),
+        ("--set evaluation.judge=mine.py:r", "def r(image, prompt):\n    return 1.0\n", ["plain"]),
         (
             "--set algorithm.objective=mine.py:o",
             "from gpu_runtime.learning.registry import ObjectivePlugin\no = ObjectivePlugin(print)\n",

@@ -119,6 +119,7 @@ def scored_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     scores = [
         HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)
         for sample, score in zip(found.samples, found.scores, strict=True)
+        if score.error is None
     ]
     return Reference(
         f"{run_id} scored by process {os.getpid()}",

@@ -56,7 +56,7 @@ class Reference:
         environment: versions, commit, device, digests of prompt, model and reward files.
         digests: SHA-256 of each file of its last checkpoint: weights, moving average, optimiser.
         rewards: mean training reward of each iteration.
-        scores: held-out scores of each evaluation, by the iteration it followed.
+        scores: held-out scores of each evaluation, by the iteration it followed; images that have one.
         prompts: texts of the prompts it used: `train` and `evaluate`, by their number.
     """
 
@@ -104,7 +104,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
         ).fetchall()
         images = connection.execute(
             "SELECT iteration, prompt_id, seed_index, score, exact FROM evaluation_images WHERE run_id = ? "
-            "ORDER BY iteration, prompt_id, seed_index",
+            "AND error IS NULL ORDER BY iteration, prompt_id, seed_index",
             [run_id],
         ).fetchall()
         texts = connection.execute(

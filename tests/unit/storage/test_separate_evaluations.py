@@ -13,6 +13,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.evaluations.figures import figures_of
 from storage.evaluations.reproductions import (
+    HeldOut,
     Reproduction,
     read_reference,
     reference_of,
@@ -25,7 +26,7 @@ from storage.evaluations.reproductions import (
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation, comparable, compare_evaluations
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
-from storage.record.records import JudgedImage
+from storage.record.records import EvaluationRecord, JudgedImage
 from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 
@@ -202,6 +203,14 @@ def test_a_run_becomes_a_reference_that_survives_a_file(recorded: RunStore, tmp_
     file = tmp_path / "one.json"
     write_reference(was, file)
     assert read_reference(file) == was
+
+
+def test_a_reference_leaves_images_without_a_score_out(recorded: RunStore):
+    failed = dataclasses.replace(image(1, 0, 0.0), error="timed out")
+    images = [image(0, 0, 0.5), failed]
+    recorded.commit_evaluation(EvaluationRecord("one", 9, 9, 9.0, 9.5, 0.5, 0.0, images))
+    was = reference_of(recorded, "one")
+    assert was.scores[9] == [HeldOut(0, 0, 0.5, False)] and was.score == 0.5
 
 
 def test_an_unfinished_run_is_no_reference(recorded: RunStore):

@@ -14,6 +14,7 @@ import pytest
 
 from flows.deployed.forms import ReproductionForm
 from flows.reproduction_inputs import config_again
+from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RunConfig
 from storage.evaluations.reproductions import HeldOut, Reference
 from storage.home import Home
@@ -289,9 +290,12 @@ def test_what_is_compared_is_what_the_scoring_began_with(
 ):
     """A prompt file that is changed while the weights are scored is none of those that were scored."""
     facts = {"code": "before"}
-    request = SimpleNamespace(prompt_id=1, seed_index=0, prompt="a cat")
+    samples = [
+        SimpleNamespace(request=SimpleNamespace(prompt_id=1, seed_index=seed, prompt="a cat"))
+        for seed in (0, 1)
+    ]
     found = SimpleNamespace(
-        samples=[SimpleNamespace(request=request)], scores=[SimpleNamespace(value=0.5, exact=True)]
+        samples=samples, scores=[Score(0.5, True, ""), Score(0.0, False, "", error="timed out")]
     )
     named: list[str] = []
 
@@ -309,6 +313,6 @@ def test_what_is_compared_is_what_the_scoring_began_with(
     monkeypatch.setattr(evaluation, "evaluate_weights", SimpleNamespace(with_options=with_options))
     again = evaluation.scored_again(Home(tmp_path), config, "was")
     assert again.environment["code"] == "before"
-    assert again.scores == {7: [HeldOut(1, 0, 0.5, True)]}
+    assert again.scores == {7: [HeldOut(1, 0, 0.5, True)]}, "an image without a score has none"
     assert again.prompts == {"evaluate": {1: "a cat"}}
     assert named == ["evaluate-again {run_id}"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from gpu_runtime.spot.prices.price_book import known_prices, read_prices
+from gpu_runtime.spot.prices.price_book import PriceMarket, known_prices, read_prices
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PriceNotFoundError
 
 _ZONES = {"H100": "gcp/us-east4", "H200": "aws/highest"}
 """Zone of the built-in book whose prices a GPU has where none are given."""
-
-_GIVEN = {"reserved_usd_per_hour", "spot_usd_per_hour"}
 
 
 def with_prices(config: RunConfig) -> RunConfig:
@@ -51,19 +49,19 @@ def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
         reserved, spot: kinds of GPU.
 
     Raises:
-        ConfigurationError: the price of one of them is not known.
+        ConfigurationError: a price that is not given is not known either.
     """
-    given = _GIVEN & config.price.model_fields_set
-    if config.price.book or given == _GIVEN:
+    offers: dict[str, tuple[str, PriceMarket]] = {
+        "reserved_usd_per_hour": (reserved, "on_demand"), "spot_usd_per_hour": (spot, "spot")
+    }  # fmt: skip
+    asked = {name: offer for name, offer in offers.items() if name not in config.price.model_fields_set}
+    if config.price.book or not asked:
         return config
-    if missing := [kind for kind in (reserved, spot) if kind not in _ZONES]:
+    if missing := [kind for kind, _ in asked.values() if kind not in _ZONES]:
         raise ConfigurationError(
             f"no price of an {missing[0]} is known here; give the dollars an hour of a reserved and of a "
             "spot device: price.reserved_usd_per_hour and price.spot_usd_per_hour, or --price of what-if"
         )
     book = known_prices()
-    prices = {
-        "reserved_usd_per_hour": book.usd_per_hour(reserved, "on_demand", _ZONES[reserved]),
-        "spot_usd_per_hour": book.usd_per_hour(spot, "spot", _ZONES[spot]),
-    }
-    return config.changed(price={name: usd for name, usd in prices.items() if name not in given})
+    usd = {name: book.usd_per_hour(kind, market, _ZONES[kind]) for name, (kind, market) in asked.items()}
+    return config.changed(price=usd)

@@ -159,23 +159,23 @@ class Simulation:
         """
         config, profile = self.asked.config, self.asked.profile
         of_run = config.sequence_parallel.by_kind, 1 if profile.spot is None else 2
-        serving, names = self._question.serving, self._question.given("policies")
-        fitting = [policy for policy in POLICIES if not unfit(policy, *of_run)]
+        names = self._question.given("policies")
         if names is None:
-            lending = [policy for policy in fitting if serving and policy.name == LENDING]
-            chosen: Sequence[Policy] = [*default_policies(*of_run), *lending]
+            chosen = default_policies(*of_run)
         elif names == "all":
-            chosen = fitting
+            chosen = tuple(policy for policy in POLICIES if not unfit(policy, *of_run))
         else:
             chosen = policies_of(name.strip() for name in names.split(","))
-            for policy in chosen:
-                if why := unfit(policy, *of_run):
-                    raise ConfigurationError(f"policy {policy.name} {why}")
-            if serving and LENDING not in [policy.name for policy in chosen]:
+        if self._question.serving and LENDING not in [policy.name for policy in chosen]:
+            if names not in (None, "all"):
                 raise ConfigurationError(
                     f"a serving fleet is given, and none of the policies {names} borrows from one; add "
                     f"{LENDING}"
                 )
+            chosen += policies_of([LENDING])
+        for policy in chosen:
+            if why := unfit(policy, *of_run):
+                raise ConfigurationError(f"policy {policy.name} {why}")
         _refuse_profile(config.runtime, config.sequence_parallel, profile)
         return chosen
 

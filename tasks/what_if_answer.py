@@ -181,11 +181,18 @@ def goal_in_words(goal: Goal, basis: str) -> str:
 def run_in_words(answer: PolicyAnswer) -> str:
     """Return a run's time in hours and its dollars, each with the lowest and highest of the futures."""
     time, usd = answer.figures["wall_s"], answer.figures["usd"]
-    hours = [f"{seconds / 3600:.3g}" for seconds in (time.median, time.low, time.high)]
-    return (
-        f"{hours[0]} h ({hours[1]} to {hours[2]}) and {dollars(usd.median)} ({dollars(usd.low)} to "
-        f"{dollars(usd.high)})"
-    )
+    hours = hours_in_words(Spread(time.median / 3600, time.low / 3600, time.high / 3600))
+    return f"{hours} and {dollars(usd.median)} ({dollars(usd.low)} to {dollars(usd.high)})"
+
+
+def hours_in_words(hours: Spread) -> str:
+    """Return hours with the ends of their range."""
+    return f"{number(hours.median, 3)} h ({number(hours.low, 3)} to {number(hours.high, 3)})"
+
+
+def number(value: float, digits: int) -> str:
+    """Return a number with so many digits, or more, and then whole."""
+    return f"{value:,.0f}" if value >= 10**digits - 0.5 else f"{value:.{digits}g}"
 
 
 def basis(result: WhatIf) -> list[str]:
@@ -221,7 +228,7 @@ def counted_in_words(result: WhatIf) -> str:
     said = []
     for profile in filter(None, (result.asked.profile, result.asked.profile.spot)):
         times = (
-            f"{name} {each['value']:.2g} ({each['low']:.2g} to {each['high']:.2g})"
+            f"{name} {number(each['value'], 2)} ({number(each['low'], 2)} to {number(each['high'], 2)})"
             for name, each in profile.counted_ranges(result.asked.config.sampling.batch_size).items()
         )
         if words := ", ".join(times):

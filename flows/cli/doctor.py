@@ -137,7 +137,9 @@ def size_up(config: RunConfig, gpu: str) -> bool:
 
 def _time_in_words(hours: Spread, usd: Spread | None) -> str:
     """Return hours and dollars of a run, each with the ends of its range."""
-    said = f"{hours.median:.3g} h ({hours.low:.3g} to {hours.high:.3g})"
+    from tasks.what_if_answer import hours_in_words
+
+    said = hours_in_words(hours)
     return said if usd is None else f"{said}, ${usd.median:,.0f} (${usd.low:,.0f} to ${usd.high:,.0f})"
 
 

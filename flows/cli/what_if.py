@@ -73,7 +73,8 @@ def what_if(
     """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
     if hours is not None:
         given = {"--spot": question.given("spot"), "--policies": question.given("policies")}
-        given |= {"--timeline": timeline, "--record": record or None}
+        given |= {"--curve": question.given("curve"), "--serving": question.given("serving")}
+        given |= {"--timeline": timeline, "--policy": policy, "--record": record or None}
         if named := [option for option, value in given.items() if value is not None]:
             raise ConfigurationError(
                 f"--hours finds the number of spot devices of one policy; leave {', '.join(named)} out"

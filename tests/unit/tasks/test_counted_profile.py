@@ -303,6 +303,8 @@ def test_a_gpu_has_its_known_price_unless_one_is_given():
     assert prices("--gpu", "h100") == (10.98, 2.51)
     assert prices("--gpu", "H200") == (7.91, 3.15)
     assert prices("--gpu", "A100", "--price", "5,2") == (5.0, 2.0)
+    given = ("--set", "price.reserved_usd_per_hour=4")
+    assert prices("--gpu", "A100,H100", *given) == (4.0, 2.51), "only the price of an H100 is looked up"
 
 
 PARTS = {

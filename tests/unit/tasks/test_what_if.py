@@ -28,7 +28,7 @@ from storage.home import Home
 from storage.record.run_store import RunRow, RunStore
 from tasks.profiles import CURVES, PROFILES, find_profile
 from tasks.recorded_profile import _score_s, recorded_profile
-from tasks.what_if_answer import duration
+from tasks.what_if_answer import duration, number
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile
 
@@ -49,6 +49,14 @@ MARKET = SpotMarket(None, TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=1
 )
 def test_a_time_is_written_in_one_unit(seconds: float, text: str):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(2.4512, 3, "2.45"), (999.4, 3, "999"), (999.6, 3, "1,000"), (7486.2, 3, "7,486"), (151.2, 2, "151")],
+)
+def test_a_large_number_has_no_power_of_ten(value: float, digits: int, text: str):
+    assert number(value, digits) == text
 
 
 def asked(*arguments: str) -> str:

@@ -27,7 +27,7 @@ def nft_loss(
 
     Args:
         velocity_RSC: velocity of the policy being trained (carries gradient).
-        old_RSC: velocity of the policy that drew the images.
+        old_RSC: velocity of the policy that training begins with, whichever weights drew the images.
         target_RSC: target u = noise - x0 of each row.
         optimality_R: r in [0, 1]: 1 for the best image, 0 for the worst, a half for an average one.
         beta: strength of the implicit guidance, above 0.

@@ -15,9 +15,6 @@ from typing import Any
 import psutil
 import torch
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, dtype_on
-from gpu_runtime.models.files.pipeline_folder import PipelineFolder
-from storage.config.model import ModelConfig
 from storage.config.run_config import AdaptationConfig, RunConfig
 from storage.errors import ConfigurationError
 
@@ -130,30 +127,6 @@ class MemoryNeed:
     offloads_encoders: bool = False
     work: WorkNeed = field(default_factory=WorkNeed)
 
-    @classmethod
-    def on(
-        cls,
-        family: type[PipelineModel],
-        folder: PipelineFolder,
-        settings: ModelConfig,
-        device: torch.device,
-        work: WorkNeed,
-    ) -> MemoryNeed:
-        """Count the bytes of the numbers in a pipeline's files, in their precision on a device.
-
-        Args:
-            work: bytes for training and generating beside the weights.
-        """
-        size = dtype_on(settings, device).itemsize
-        return cls(
-            sum(folder.parameters(part) for part in folder.parts if part.startswith("transformer")) * size,
-            folder.parameters("vae") * _FLOAT32,
-            sum(folder.parameters(part) for part in family.ENCODERS) * size,
-            # On the CPU there is no other memory that they could stay in.
-            settings.encoders == "offload" and device.type == "cuda",
-            work,
-        )
-
     def of_weights(self) -> Terms:
         """Return the weights on a device that generates, whatever it does."""
         terms: Terms = {"transformer": self.transformer_bytes, "VAE": self.vae_bytes}
@@ -199,15 +172,12 @@ class MemoryNeed:
         return self.of_weights() | {"text encoders": self.encoders_bytes}
 
 
-def refuse_too_large(
-    need: MemoryNeed, device: torch.device, models: int, trainers: int, device_index: int = 0
-) -> None:
+def refuse_too_large(need: MemoryNeed, device: torch.device, models: int, trainers: int) -> None:
     """Refuse a run that certainly does not fit.
 
     Args:
         models: number of models that share this machine's memory; on GPUs each has its own.
         trainers: number of them that train together; 0 if none does.
-        device_index: index of the GPU to look at.
 
     Raises:
         ConfigurationError: if it does not fit.
@@ -215,7 +185,7 @@ def refuse_too_large(
     terms = need.training(trainers) if trainers else need.generating()
     if device.type == "cuda":
         # Not mem_get_info, which would take memory of the device for this process.
-        found = torch.cuda.get_device_properties(device_index)
+        found = torch.cuda.get_device_properties(0)
         there, where = found.total_memory, found.name
     else:
         there, where = psutil.virtual_memory().available, "this machine (free memory)"

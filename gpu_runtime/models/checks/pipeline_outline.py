@@ -50,17 +50,17 @@ class PipelineOutline:
         self.transformer: torch.nn.Module = family.built(
             self.folder, settings, lambda name: empty_transformer(family, self.folder, dtype, name)
         )
-        self.family.check_size(self.folder, settings)
-        self.family.check_settings(self.folder, settings)
-        if self.family.MASKED and settings.attention in _UNMASKED_KERNELS:
+        family.check_size(self.folder, settings)
+        family.check_settings(self.folder, settings)
+        if family.MASKED and settings.attention in _UNMASKED_KERNELS:
             raise ConfigurationError(
                 f"model.attention is {settings.attention}, which takes no mask, but {settings.family} hides "
                 "the padding of its text by one; use native"
             )
         load_scheduler(self.folder, family.SCHEDULER)
         self._tokenizers = load_tokenizers(self.folder)
-        self._text_length = settings.text_length or self.family.TEXT_LENGTH
-        self.family.refuse_long_negative(self._tokenizers, settings)
+        self._text_length = settings.text_length or family.TEXT_LENGTH
+        family.refuse_long_negative(self._tokenizers, settings)
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
         """Refuse a prompt that is too long.
@@ -90,13 +90,11 @@ class PipelineOutline:
             models = settings.least_workers + settings.standby_workers
             trainers = settings.trainer_workers
             work = self.work_of(config, keeps_reference)
-        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
-        refuse_too_large(need, self._device, models, trainers)
+        refuse_too_large(self._need(work), self._device, models, trainers)
 
     def memory_in_words(self, config: RunConfig, keeps_reference: bool) -> str:
         """Return a text on the least memory that a run needs on a device."""
-        work = self.work_of(config, keeps_reference)
-        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
+        need = self._need(self.work_of(config, keeps_reference))
         training, generating = need.training(config.runtime.trainer_workers), need.generating()
         return (
             f"a device that trains needs at least {sum(training.values()) / GIB:.1f} GiB, one that generates "
@@ -108,6 +106,19 @@ class PipelineOutline:
         evaluated = self.family.image_tokens(self.folder.config("vae"), config.evaluated_model)
         image_tokens, _ = self.sequence_lengths()
         return WorkNeed.of(self.transformer, image_tokens, config, keeps_reference, evaluated)
+
+    def _need(self, work: WorkNeed) -> MemoryNeed:
+        """Return the least memory for the weights in the files, in their precision here, and for work."""
+        folder, settings = self.folder, self._settings
+        size = dtype_on(settings, self._device).itemsize
+        return MemoryNeed(
+            sum(folder.parameters(part) for part in folder.parts if part.startswith("transformer")) * size,
+            folder.parameters("vae") * torch.float32.itemsize,
+            sum(folder.parameters(part) for part in self.family.ENCODERS) * size,
+            # On the CPU there is no other memory that they could stay in.
+            settings.encoders == "offload" and self._device.type == "cuda",
+            work,
+        )
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, from the configurations of its parts."""

@@ -129,11 +129,14 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     for row in rows:
         refuse_simulated(row)
     configs = [row.config for row in rows]
-    tasks = {(config.model.path, config.reward.scorer, config.evaluation.prompts) for config in configs}
+    tasks = {
+        (one.model.path, one.reward.scorer, one.algorithm.objective, one.evaluation.prompts)
+        for one in configs
+    }
     if len(tasks) > 1:
         raise ConfigurationError(
             f"runs {', '.join(run_ids)} are of different tasks; take runs with one model.path, "
-            "reward.scorer and evaluation.prompts"
+            "reward.scorer, algorithm.objective and evaluation.prompts"
         )
     signals = {config.reward.signal for config in configs}
     if len(signals) > 1:

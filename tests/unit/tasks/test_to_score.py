@@ -306,10 +306,12 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
     }  # fmt: skip
     assert curves.arms["plain"][0].values == pytest.approx((0.1, 0.2, 0.3))
     store.create_run("other", load_config("shapes", [], {}), {}, 1)
+    store.create_run("nft", load_config("glyphs", ["algorithm.objective=nft"], {}), {}, 1)
     for runs, said in (
         (["explored"], "all explored; name one without exploration too"),
         (["base", "base"], "one is named twice"),
         (["base", "other"], "are of different tasks"),
+        (["base", "nft"], "are of different tasks; .*reward.scorer, algorithm.objective"),
         (["short"], "run short has 1 evaluations"),
         (["base", "off"], "run off trains on its drafts"),
     ):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, ServingLoad
 from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.spot.prices.price_book import PriceMarket
 from gpu_runtime.spot.prices.price_history import PriceHistory, read_price_history
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.generator import TraceShape
@@ -37,11 +39,7 @@ def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
             f"{runtime.least_workers} devices that may share samples would be on one machine, above "
             f"{MOST_TOGETHER}; say by --per-instance how many an instance has"
         )
-    if question.zone and not question.prices:
-        raise ConfigurationError(
-            f"--zone {quoted(question.zone)} is one of a price file; name it by --prices"
-        )
-    found = read_price_history(question.prices, question.zone) if question.prices else {}
+    found = price_histories(question)
     reserved, spot = found.get("on_demand"), found.get("spot")
     return FleetPlan(
         runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
@@ -50,6 +48,21 @@ def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
         instance_devices=each, reserved_prices=reserved, spot_prices=spot,
         serving=_serving_of(question.serving) if question.serving else ASSUMED_LOAD,
     )  # fmt: skip
+
+
+def price_histories(question: WhatIfQuestion) -> Mapping[PriceMarket, PriceHistory]:
+    """Return the prices that change, by market; empty without a file of them.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a zone is named without a file.
+    """
+    if question.prices:
+        return read_price_history(question.prices, question.zone)
+    if question.zone:
+        raise ConfigurationError(
+            f"--zone {quoted(question.zone)} is one of a price file; name it by --prices"
+        )
+    return {}
 
 
 def _serving_of(said: str) -> ServingLoad:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpu_runtime.spot.prices.price_book import PriceMarket, known_prices, read_prices
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PriceNotFoundError
@@ -42,11 +44,14 @@ def with_prices(config: RunConfig) -> RunConfig:
     return config.changed(price={"reserved_usd_per_hour": reserved_usd, "spot_usd_per_hour": spot_usd})
 
 
-def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
+def with_gpu_prices(
+    config: RunConfig, reserved: str, spot: str, changing: Collection[PriceMarket] = ()
+) -> RunConfig:
     """Return the configuration with the known prices of GPUs, where it has none of its own.
 
     Args:
         reserved, spot: kinds of GPU.
+        changing: markets whose prices come from elsewhere, as they change.
 
     Raises:
         ConfigurationError: a price that is not given is not known either.
@@ -54,7 +59,8 @@ def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
     offers: dict[str, tuple[str, PriceMarket]] = {
         "reserved_usd_per_hour": (reserved, "on_demand"), "spot_usd_per_hour": (spot, "spot")
     }  # fmt: skip
-    asked = {name: offer for name, offer in offers.items() if name not in config.price.model_fields_set}
+    given = config.price.model_fields_set
+    asked = {name: offer for name, offer in offers.items() if name not in given and offer[1] not in changing}
     if config.price.book or not asked:
         return config
     if missing := [kind for kind, _ in asked.values() if kind not in _ZONES]:

@@ -40,7 +40,14 @@ from storage.record.records import DeviceEvent, EvaluationRecord, IterationRecor
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tasks.gpu_profile import DEFAULT_GPU, find_gpu, named_gpu
-from tasks.market_question import MOST_TOGETHER, market_in_words, market_of, offer_of, prices_in_words
+from tasks.market_question import (
+    MOST_TOGETHER,
+    market_in_words,
+    market_of,
+    offer_of,
+    price_histories,
+    prices_in_words,
+)
 from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_curves, find_profile
 from tasks.what_if_answer import Goal, WhatIf, curves_in_words, hours_of
@@ -79,11 +86,11 @@ class Simulation:
         # Where devices share samples one trains, as in a live run.
         if "trainer_workers" not in config.runtime.model_fields_set and config.sequence_parallel.largest == 1:
             config = config.changed(runtime={"trainer_workers": config.runtime.least_reserved})
-        named = [find_gpu(name or "") for name in (profile, spot_profile)]
-        if not question.prices and any(named):
-            reserved, spot = named
-            kind = reserved.name if reserved is not None else DEFAULT_GPU
-            config = with_gpu_prices(config, kind, spot.name if spot is not None else kind)
+        reserved, spot = (find_gpu(name or "") for name in (profile, spot_profile))
+        if reserved is not None or spot is not None:
+            kind = DEFAULT_GPU if reserved is None else reserved.name
+            changing = price_histories(question)
+            config = with_gpu_prices(config, kind, kind if spot is None else spot.name, changing)
         _refuse_unfit(config.iterations, config.runtime)
         found = find_profile(home, config, profile, spot_profile)
         self._curves = find_curves(home, config.reward, config.algorithm.objective, question.given("curve"))

@@ -294,7 +294,7 @@ def test_an_answer_rests_on_measured_steps_if_all_that_are_taken_were_measured(
     assert answer["evidence"] == ("modelled" if "simulated" in said else "counted")
 
 
-def test_a_gpu_has_its_known_price_unless_one_is_given():
+def test_a_gpu_has_its_known_price_unless_one_is_given(tmp_path: Path):
     def prices(*more: str) -> tuple[float, float]:
         options = (*QWEN, "--reserved", "1", "--spot", "1", "--policies", "spot", "--windows", "1")
         answer = answered(*options, *more)
@@ -305,6 +305,11 @@ def test_a_gpu_has_its_known_price_unless_one_is_given():
     assert prices("--gpu", "A100", "--price", "5,2") == (5.0, 2.0)
     given = ("--set", "price.reserved_usd_per_hour=4")
     assert prices("--gpu", "A100,H100", *given) == (4.0, 2.51), "only the price of an H100 is looked up"
+    file = tmp_path / "spot.csv"
+    file.write_text("time,market,usd_per_hour\n0,spot,2\n36000,spot,2\n")
+    assert prices("--gpu", "H200", "--prices", str(file)) == (7.91, 2.0), "the file has no price on demand"
+    with pytest.raises(ConfigurationError, match="no price of an A100 is known here"):
+        prices("--gpu", "A100", "--prices", str(file))
 
 
 PARTS = {

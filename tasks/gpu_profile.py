@@ -85,7 +85,6 @@ the host starts each kernel, and two hosts with an H100 took .44 and .57 s for a
 
 _FAMILY = "qwen-image"
 _STAGES = ("qwen_image", "variants")
-_STEP = re.compile(r"step_(\d+)_b(\d+)")
 
 
 class _Stage(BaseModel):
@@ -126,15 +125,16 @@ class GpuDayResult(BaseModel):
 
     def steps(self, size: int, compiled: bool = False) -> dict[int, float]:
         """Return the seconds of a pass by batch size, for images with `size` pixels a side."""
+        if compiled:
+            name = f"step_{size}_compiled"
+            step_s, batch = self.seconds(name, "step_s"), self.seconds(name, "batch")
+            return {int(batch): step_s} if step_s and batch else {}
         found: dict[int, float] = {}
         for name in self.parts:
-            step = _STEP.fullmatch(name)
-            step_s = self.seconds(name, "step_s")
-            if step is not None and step_s and int(step[1]) == size and not compiled:
-                found[int(step[2])] = step_s
-        name = f"step_{size}_compiled"
-        step_s, batch = self.seconds(name, "step_s"), self.seconds(name, "batch")
-        return {int(batch): step_s} if compiled and step_s and batch else found
+            step, step_s = re.fullmatch(rf"step_{size}_b(\d+)", name), self.seconds(name, "step_s")
+            if step is not None and step_s is not None:
+                found[int(step[1])] = step_s
+        return found
 
 
 def is_gpu_result(path: Path) -> bool:

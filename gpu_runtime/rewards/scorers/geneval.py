@@ -28,8 +28,7 @@ LEAST_CONFIDENCE_COUNTING = 0.9
 """Least confidence for rows with the tag `counting`: a doubtful object would be one too many."""
 
 MOST_OF_A_CLASS = 16
-_MOST_ASKED = MOST_OF_A_CLASS
-"""Most objects that a row may ask for."""
+"""Most objects of a class that count, and most objects that a row may ask for."""
 
 
 class GenEvalScorer(Scorer):
@@ -67,7 +66,7 @@ class GenEvalScorer(Scorer):
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a row with a name that the detector or the classifier does not know."""
-        check_row(prompt, sorted(self._detector.class_names), COLOURS, _MOST_ASKED)
+        check_row(prompt, sorted(self._detector.class_names), COLOURS, MOST_OF_A_CLASS)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3) against its GenEval row.

@@ -157,6 +157,10 @@ class ChosenScorer:
             with _naming(judge.section):
                 judge.plugin.check_server(judge.options)
 
+    def naming_its_section(self, message: str) -> str:
+        """Return a message of the scorer, which says `reward.options`, with the actual section."""
+        return _in_section(message, self.section)
+
     def check_prompt(self, prompt: PromptRecord) -> None:
         """Refuse a prompt by which one of the judges could not judge any image.
 
@@ -400,5 +404,8 @@ def _naming(section: str) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        message = re.sub(r"\breward\.options(?!\.parts\b)", lambda _: section, str(error))
-        raise type(error)(message) from error
+        raise type(error)(_in_section(str(error), section)) from error
+
+
+def _in_section(message: str, section: str) -> str:
+    return re.sub(r"\breward\.options(?!\.parts\b)", lambda _: section, message)

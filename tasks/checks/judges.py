@@ -57,7 +57,8 @@ def ask_judges(config: RunConfig) -> str:
         if isinstance(judge.options, ServerOptions):
             (score,) = score_each(judge.build(), [picture], [prompt])
             if score.error is not None:
-                raise ConfigurationError(f"{judge.name} at {judge.options.url}: {score.error}")
+                reason = judge.naming_its_section(score.error)
+                raise ConfigurationError(f"{judge.name} at {judge.options.url}: {reason}")
             said.append(
                 f"{judge.name} at {judge.options.url} gives a test picture of {prompt.text!r} "
                 f"{score.value:.3f} ({score.detail or 'no details'})"

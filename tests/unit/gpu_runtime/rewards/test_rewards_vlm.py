@@ -26,6 +26,7 @@ from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source
+from tasks.checks.judges import ask_judges
 from tests.judge_servers import Answer, Judge, says
 from tests.tiny_run import TinyRun, request, tiny_config
 
@@ -243,6 +244,11 @@ def test_a_message_names_the_section_of_the_judge_or_the_part():
             refused()
     with pytest.raises(ConfigurationError, match=r"^evaluation\.options\.template asks for a number"):
         judge_of(load_config("glyphs", [*judge, "evaluation.options.highest=5"], {}))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"evaluation.options.url=http://127.0.0.1:{free.getsockname()[1]}/score"
+    judge = ["evaluation.judge=remote", url, "evaluation.options.attempts=1"]
+    with pytest.raises(ConfigurationError, match=r"or raise evaluation\.options\.attempts"):
+        ask_judges(load_config("glyphs", judge, {}))
     part = {"weight": 1.0, "url": "http://a/v1", "model": "m", "template": "{promt}"}
     with pytest.raises(ConfigurationError, match=r"reward\.options\.parts\.vlm\.template has \{promt\}"):
         chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"vlm": part}}))

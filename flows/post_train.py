@@ -72,7 +72,6 @@ from tasks.iteration.session import (
     signal_behind,
     status_after,
 )
-from tasks.prices import with_prices
 
 COMMIT_WAIT_S = 60.0
 """Seconds that a finished run waits for the commit under way."""
@@ -88,6 +87,7 @@ def train_run(
     """Post-train a diffusion transformer by reinforcement learning; returns the run's summary.
 
     Args:
+        config: its settings, with the prices of its price book.
         run_id: a run to resume, or the identifier of the new one; made up where it is missing.
         preset: that the configuration of a new run comes from, as a person gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
@@ -96,7 +96,6 @@ def train_run(
     home = Home.from_environment().ensure()
     run_id = run_id or new_run_id(config.name)
     store = RunStore(home)
-    config = prices_of(store, run_id, config)
     given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), **(repeats or {})}
     log = RunLog(home, run_id)
     log.starting()  # before the record has it: if this process is killed until then, its flow run is found
@@ -211,15 +210,6 @@ def enter_run(
     refuse_unfit_facts(known.environment, config.exploration)
     store.resume_run(run_id, os.getpid())
     _note_other_versions(store, known)
-
-
-def prices_of(store: RunStore, run_id: str, config: RunConfig) -> RunConfig:
-    """Return the configuration with prices: a new run's from the price book, else the recorded ones."""
-    try:
-        store.run(run_id)
-    except RunNotFoundError:
-        return with_prices(config)
-    return config
 
 
 def _note_other_versions(store: RunStore, known: RunRow) -> None:

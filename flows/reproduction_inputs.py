@@ -49,14 +49,18 @@ def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Refere
 
 
 def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
-    """Return the recorded configuration with deliberate changes; this machine's environment is ignored."""
+    """Return the recorded configuration with deliberate changes; this machine's environment is ignored.
+
+    The recorded prices stay, whatever has become of the price book, unless a change is about prices.
+    """
     if was is None:
         return with_prices(given_configuration(form.preset, form.settings))
     # Its own MLflow server may be elsewhere, or gone.
     config = was.run_config.model_copy(update={"tracking": TrackingConfig()})
     if not form.settings:
         return config  # unchanged: no value is read or derived again
-    return with_absolute_paths(with_read_options(*load_with_sources(None, form.settings, {}, config)))
+    changed = with_absolute_paths(with_read_options(*load_with_sources(None, form.settings, {}, config)))
+    return changed if changed.price == config.price else with_prices(changed)
 
 
 def preset_again(form: ReproductionForm, was: Reference | None) -> str:

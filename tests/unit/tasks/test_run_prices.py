@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from flows.post_train import prices_of
+from flows import post_train
+from flows.deployed.forms import ReproductionForm
+from flows.reproduction_inputs import config_again
 from storage.config.run_config import RunConfig
-from storage.home import Home
+from storage.errors import ConfigurationError
 from storage.record.run_store import RunStore
 from tasks.prices import with_prices
 
@@ -56,11 +59,25 @@ def test_the_carried_book_none_and_one_without_a_spot_offer(book: Path):
     assert prices(with_prices(config(book, 0, "H100@there"))) == (2.0, 2.0), "no spot device, no spot offer"
 
 
-def test_a_run_that_is_there_keeps_the_prices_of_its_beginning(book: Path, tmp_path: Path):
-    store = RunStore(Home(tmp_path).ensure())
-    resolved = prices_of(store, "run-1", config(book))
-    assert prices(resolved) == (4.0, 1.5)
-    store.create_run("run-1", resolved, {}, os.getpid())
+def test_a_run_done_again_keeps_the_recorded_prices_though_the_book_has_changed_or_is_gone(
+    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def enter(store: RunStore, run_id: str, config: RunConfig, *_: object) -> None:
+        entered.append(config)
+        raise ConfigurationError("refused")
+
+    def entered_with(*settings: str) -> tuple[float, float]:
+        again = config_again(ReproductionForm(reference="r", settings=list(settings)), was)
+        with pytest.raises(ConfigurationError, match="refused"):
+            post_train.train_run(again, "again")
+        return prices(entered.pop())
+
+    entered: list[RunConfig] = []
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(post_train, "enter_run", enter)
+    was: Any = SimpleNamespace(run_config=with_prices(config(book)))
     book.write_text(BOOK.replace("1.5", "1.25"), encoding="utf-8")
-    assert prices(prices_of(store, "run-2", config(book))) == (4.0, 1.25)
-    assert prices_of(store, "run-1", store.run("run-1").config) == resolved
+    assert entered_with() == entered_with("seed=3") == (4.0, 1.5)
+    assert entered_with("price.offer=H100@there,here") == (2.0, 1.25)
+    book.unlink()
+    assert entered_with() == (4.0, 1.5)

@@ -11,6 +11,11 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+_UNIMPORTANT = (
+    "Service %r failed to process item", "Running hook 'note_process'", "Hook 'note_process' finished",
+)  # fmt: skip
+
+
 class _LessOfPrefect(logging.Filter):
     """Drops lines of Prefect's log that would drown out the lines of a run."""
 
@@ -25,7 +30,7 @@ class _LessOfPrefect(logging.Filter):
         if said.startswith("Unable to connect"):  # said of each event while the server is away
             first, self._said_away = not self._said_away, True
             return first
-        if said == "keepalive ping failed" or said.startswith("Service %r failed to process item"):
+        if said == "keepalive ping failed" or said.startswith(_UNIMPORTANT):
             return False
         of_a_task = record.name == "prefect.task_runs" and record.levelno <= logging.INFO
         return not (of_a_task and said.startswith("Finished in state"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.process.ended_flow_runs import note_process
 from flows.progress import reporter
 from flows.run_identity import new_run_id
 from storage.config.run_config import RunConfig
@@ -18,7 +19,7 @@ from tasks.evaluation import evaluate_weights, record_separately
 from tasks.inputs import judge_digests
 
 
-@flow(name="evaluate", persist_result=False)
+@flow(name="evaluate", persist_result=False, on_running=[note_process])
 def evaluate_model(
     config: RunConfig,
     run_id: str | None = None,

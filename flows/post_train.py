@@ -29,6 +29,7 @@ from prefect.futures import PrefectFuture
 
 from flows.artifacts import flow_run_page, show_links
 from flows.process.cancellation import crashes_with_its_cluster, names_what_ended
+from flows.process.ended_flow_runs import note_process
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
 from flows.progress import reporter
@@ -98,7 +99,7 @@ def train_run(
     store = RunStore(home)
     given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), **(repeats or {})}
     log = RunLog(home, run_id)
-    log.starting()  # before the record has it: if this process is killed until then, its flow run is found
+    log.starting()
     enter_run(store, run_id, config, preset, given)
     show_links(run_id, home, config.tracking)
     if page := flow_run_page():
@@ -140,7 +141,7 @@ def train_run(
     return summary
 
 
-post_train = flow(name="post-train", validate_parameters=True, persist_result=False)(
+post_train = flow(name="post-train", persist_result=False, on_running=[note_process])(
     crashes_with_its_cluster(train_run)
 )
 """`train_run` as a separate flow; a flow that does a run calls the function."""

@@ -7,13 +7,14 @@ from typing import Any
 
 from prefect import flow
 
+from flows.process.ended_flow_runs import note_process
 from flows.progress import reporter
 from tasks.pretrain import pretrain_model
 
 _TRAINING_STEPS_A_LINE = 100
 
 
-@flow(name="pretrain", persist_result=False)
+@flow(name="pretrain", persist_result=False, on_running=[note_process])
 def pretrain(model: str, out: str, seed: int = 0) -> dict[str, Any]:
     """Make an embedded model: render images, train by flow matching, save.
 

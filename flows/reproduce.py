@@ -12,6 +12,7 @@ from flows.configuration import run_preflight
 from flows.deployed.forms import ReproductionForm
 from flows.judges import judges_beside
 from flows.post_train import train_run
+from flows.process.ended_flow_runs import note_process
 from flows.progress import reporter
 from flows.reproduction_inputs import config_again, find_reference, preset_again
 from flows.run_identity import new_run_id
@@ -26,7 +27,7 @@ from tasks.comparison import compare
 from tasks.evaluation import scored_again
 
 
-@flow(name="reproduce", persist_result=False)
+@flow(name="reproduce", persist_result=False, on_running=[note_process])
 def reproduce(form: ReproductionForm, run_id: str | None = None) -> dict[str, Any]:
     """Do a recorded run again, as `run_id` or a made-up name, and compare.
 

@@ -23,7 +23,7 @@ from flows.configuration import (
     look_at_model,
 )
 from flows.output import output_may_fail
-from flows.process.stopping import Stopped, stops_in_order
+from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
@@ -35,10 +35,7 @@ from storage.environment import PRESET
 from storage.errors import (
     CheckpointError,
     ConfigurationError,
-    RunCancelledError,
-    RunNotFoundError,
     SpotlightError,
-    StorageError,
 )
 from storage.home import Home
 from storage.processes import quick_imports
@@ -149,10 +146,11 @@ def evaluate(
             prefect_server(home, lambda: _check_and_import(config, "flows.evaluate")),
         ):
             from flows.evaluate import evaluate_model
-            from flows.process.cancellation import signals_cancel
+            from flows.process.cancellation import cancellable
 
-            with signals_cancel():
-                return evaluate_model(config, run_id, folder, earlier, evaluation_id, named)
+            flow = evaluate_model.with_options(flow_run_name=evaluation_id)
+            with cancellable(evaluation_id, "nothing of the evaluation is kept"):
+                return flow(config, run_id, folder, earlier, evaluation_id, named)
 
 
 def new_configuration(preset: str | None, settings: Given) -> RunConfig:
@@ -280,7 +278,7 @@ def post_train_under_server(
     import httpx
 
     from flows.judges import judges_beside
-    from flows.process.ended_flow_runs import close_earlier_flow_runs
+    from flows.process.ended_flow_runs import close_flow_runs_of_ended_processes
     from flows.server.prefect_server import prefect_server
 
     store = RunStore(home)
@@ -293,19 +291,16 @@ def post_train_under_server(
         from flows.process.cancellation import cancellable
 
         try:
-            if taken is not None:  # before its flow run is closed, which may be another process's by now
+            if taken is not None:
                 store.take_over(taken)
-            close_earlier_flow_runs(store, run_id)
+                close_flow_runs_of_ended_processes(home)
             reporter().note(f"Prefect UI: {ui_url}")
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)
-            with cancellable(run_id):
+            with cancellable(run_id, f"go on with `spotlight resume {run_id}`"):
                 summary = post_train.with_options(flow_run_name=run_id)(config, run_id, preset)
         except httpx.HTTPError as error:
             summary = result_without_server(store, run_id, error)
-        except (Stopped, RunCancelledError) as stopped:
-            _say_where_it_stopped(store, run_id, stopped)
-            raise
     reporter().note(f"see the run in the dashboard: {way_to_dashboard(home)}")
     return summary
 
@@ -350,17 +345,6 @@ def _check_and_import(config: RunConfig, module: str) -> None:
 
     with reporter().stage("check the model and the scorer, load the libraries"):
         look_at_model(config, meanwhile=import_libraries)
-
-
-def _say_where_it_stopped(store: RunStore, run_id: str, stopped: BaseException) -> None:
-    """Print how far a stopped run got and how to resume it; nothing if it had not begun."""
-    try:
-        row = store.run(run_id)
-    except (RunNotFoundError, StorageError):
-        return
-    if isinstance(stopped, Stopped):
-        stopped.said = True
-    reporter().note(_how_far(row))
 
 
 def _where_stopped(run_id: str | None, earlier: str) -> str:

@@ -89,7 +89,7 @@ class RunNotFoundError(SpotlightError, LookupError):
 
 
 class RunCancelledError(SpotlightError, RuntimeError):
-    """A run was cancelled in the Prefect UI; it can be resumed."""
+    """Work was cancelled in the Prefect UI; a run can be resumed."""
 
 
 class ServerError(SpotlightError, RuntimeError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from flows.process.ended_flow_runs import close_orphaned_flow_runs
+from flows.process.ended_flow_runs import note_process
 from flows.process.stopping import stops_in_order
 from flows.server.local_server import without_prefect
 from flows.server.prefect_server import prefect_server
@@ -65,12 +65,11 @@ def main() -> None:
             time.sleep(0.2)
             return number
 
-        @flow
+        @flow(on_running=[note_process])
         def light() -> int:
             return sum(step(number) for number in range(tasks))
 
-        close_orphaned_flow_runs([name])
-        with cancellable(name):
+        with cancellable(name, "start it again"):
             result = light.with_options(flow_run_name=name)()
     print(json.dumps({"name": name, "result": result, "ui_url": ui_url.split(" ")[0]}))
 

@@ -152,19 +152,15 @@ def reproduce(
 
     with (
         stops_in_order(lambda: _compared_when_stopped(home, again)),
-        # Before its flow run is made, so that the next command can tell if this process was killed.
         nullcontext() if evaluate else RunLog(home, again).of_start(),
         prefect_server(home, lambda: importlib.import_module("flows.reproduce")),
     ):
         from flows.process.cancellation import cancellable
-        from flows.process.ended_flow_runs import close_earlier_flow_runs
         from flows.reproduce import reproduce as flow
         from storage.evaluations.reproductions import reproduction_of
 
         try:
-            if not evaluate:
-                close_earlier_flow_runs(RunStore(home), again)
-            with cancellable(again):
+            with cancellable(again, "nothing was compared"):
                 flow.with_options(flow_run_name=again)(form, again)
         except DriftError as error:
             typer.secho(f"drifted: {error}", err=True, fg="red")

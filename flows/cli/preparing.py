@@ -24,6 +24,7 @@ from flows.deployed.forms import EmbeddedModelName
 from flows.output import console
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
+from flows.run_identity import new_run_id
 from flows.server.note import LOOPBACK, check_address, reachable
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -167,10 +168,12 @@ def pretrain(
 
     with stops_in_order(lambda: _saved_when_stopped(folder)), prefect_server(home):
         from flows.pretrain import pretrain as pretrain_flow
-        from flows.process.cancellation import signals_cancel
+        from flows.process.cancellation import cancellable
 
-        with signals_cancel():
-            typer.echo(json.dumps(pretrain_flow(model, folder, seed)))
+        name = new_run_id(f"pretrain-{model}")
+        with cancellable(name, f"what was saved is in {folder}"):
+            made = pretrain_flow.with_options(flow_run_name=name)(model, folder, seed)
+            typer.echo(json.dumps(made))
 
 
 def _saved_when_stopped(folder: str) -> str:

@@ -29,7 +29,7 @@ from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionFo
 from flows.judges import judges_beside
 from flows.output import console
 from flows.process.cancellation import crashes_with_its_cluster, gone_soon_when_cancelled
-from flows.process.ended_flow_runs import close_earlier_flow_runs, close_flow_runs_of_ended_runs
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_processes, note_process
 from flows.what_if_tables import print_tables
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
@@ -39,7 +39,7 @@ from storage.record.run_store import RunStore
 from storage.text import claim_folder
 
 
-@flow(name="post-train", persist_result=False)
+@flow(name="post-train", persist_result=False, on_running=[note_process])
 @crashes_with_its_cluster
 def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     """Post-train a diffusion transformer by reinforcement learning, or go on with a run.
@@ -47,17 +47,15 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     Watch it in the dashboard. Cancel ends it in order; it can be resumed from its last iteration.
     """
     with _deployed() as home:
-        store = RunStore(home)
         if form.resume:
             run_id, config = form.resume, _resumed(home, form)
         else:
             iterations = [f"iterations={form.iterations}"] if form.iterations else []
             config = start.new_configuration(form.preset, [*form.settings, *iterations])
-            run_id = start.free_run_id(store, config.name, name_given_in_prefect())
-        close_flow_runs_of_ended_runs(home)
+            run_id = start.free_run_id(RunStore(home), config.name, name_given_in_prefect())
+        close_flow_runs_of_ended_processes(home)
         with RunLog(home, run_id).of_start(), judges_beside(config):
             run_preflight(config)
-            close_earlier_flow_runs(store, run_id)
             name_flow_run(run_id)
             from flows.post_train import train_run  # its libraries take seconds
 
@@ -66,7 +64,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     return result
 
 
-@flow(name="evaluate", persist_result=False)
+@flow(name="evaluate", persist_result=False, on_running=[note_process])
 def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
     with _deployed() as home:
@@ -83,7 +81,7 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
     return result
 
 
-@flow(name="pretrain", persist_result=False)
+@flow(name="pretrain", persist_result=False, on_running=[note_process])
 def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
     with _deployed():
@@ -94,7 +92,7 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     return result
 
 
-@flow(name="reproduce", persist_result=False)
+@flow(name="reproduce", persist_result=False, on_running=[note_process])
 @crashes_with_its_cluster
 def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
     """Do a recorded run again with its own configuration and seeds, and compare; a drift fails the run."""
@@ -110,7 +108,7 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
     return done.summary()
 
 
-@flow(name="what-if", persist_result=False)
+@flow(name="what-if", persist_result=False, on_running=[note_process])
 def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
     from tasks.what_if import Simulation  # it imports pandas

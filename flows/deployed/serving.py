@@ -21,7 +21,10 @@ from prefect.utilities.callables import ParameterSchema
 
 from flows.deployed.deployments import FLOWS, reproduce_by_form
 from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, ReproductionForm
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
+from flows.process.ended_flow_runs import (
+    close_flow_runs_of_deployments,
+    close_flow_runs_of_ended_processes,
+)
 from flows.server.children import end_processes
 from storage.home import Home
 
@@ -83,8 +86,8 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path) 
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]
     # Those of an earlier `up` that was killed: its server ended before its runs could tell it how they did.
-    await asyncio.to_thread(close_flow_runs_of_ended_runs, Home.from_environment())
-    await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
+    await asyncio.to_thread(close_flow_runs_of_ended_processes, Home.from_environment())
+    await asyncio.to_thread(close_flow_runs_of_deployments, ids)
     going = asyncio.create_task(runner.start())
     while not (runner.started or going.done()):
         await asyncio.sleep(0.05)

@@ -31,10 +31,12 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Crashed
 
+from flows.process.ended_flow_runs import process_of
 from flows.process.run_guard import lost_head
 from flows.process.stopping import Stopped, stop_this_process
 from storage.clock import process_is_alive, process_start_s
 from storage.errors import ClusterLostError, RunCancelledError, RuntimeFailure
+from storage.record.run_status import this_process
 
 _POLL_S = 1.0
 _MESSAGE = "ended by a person or by the system"
@@ -45,14 +47,17 @@ R = TypeVar("R")
 
 
 @contextmanager
-def cancellable(name: str) -> Iterator[None]:
-    """Let the flow run called `name` be cancelled from the Prefect UI while the context lasts.
+def cancellable(name: str, then: str) -> Iterator[None]:
+    """Let this process's flow run called `name` be cancelled from the Prefect UI while the context lasts.
 
     Cancel sends this process the SIGTERM that a runner would. Only the main thread gets signals: in another
     thread this does nothing.
 
+    Args:
+        then: what the error tells a person beside its reason.
+
     Raises:
-        RunCancelledError: the run was cancelled in the Prefect UI.
+        RunCancelledError: the flow run was cancelled in the Prefect UI.
         Stopped: it ended by a signal.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -62,26 +67,15 @@ def cancellable(name: str) -> Iterator[None]:
     watch = threading.Thread(target=_watch, args=(name, cancelled, over), name="cancellation", daemon=True)
     try:
         watch.start()
-        with signals_cancel():
+        # Prefect's own handler of SIGTERM would raise again in the middle of the shutdown.
+        with ends_are_cancellations(), patch.object(prefect.flow_engine, "capture_sigterm", nullcontext):
             yield
     except Stopped as stopped:
         if not cancelled.is_set():
             raise
-        raise RunCancelledError(
-            f"run {name!r} was cancelled in the Prefect UI; go on with `spotlight resume {name}`"
-        ) from stopped
+        raise RunCancelledError(f"{name!r} was cancelled in the Prefect UI; {then}") from stopped
     finally:
         over.set()
-
-
-@contextmanager
-def signals_cancel() -> Iterator[None]:
-    """Let flows called meanwhile leave signals to `stopping`, and end as Cancelled.
-
-    Prefect's own handler of SIGTERM would raise again in the middle of the shutdown.
-    """
-    with ends_are_cancellations(), patch.object(prefect.flow_engine, "capture_sigterm", nullcontext):
-        yield
 
 
 @contextmanager
@@ -160,7 +154,7 @@ def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None
                 found = client.read_flow_runs(flow_run_filter=wanted)
             except httpx.HTTPError:
                 continue  # a server that restarts is asked again
-            if found:
+            if this_process() in map(process_of, found):
                 cancelled.set()
                 stop_this_process("cancelled in the Prefect UI")
                 return

@@ -145,10 +145,9 @@ def main() -> None:
         )  # fmt: skip
     if "PREFECT_API_URL" in os.environ:  # if its server ended with the run, the next one closes its flow run
         os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # the run's process has some, which wait for a server
-        os.environ.pop("PREFECT__FLOW_RUN_ID", None)  # of the run's process, whose flow run is to be closed
-        from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
+        from flows.process.ended_flow_runs import close_flow_runs_of_ended_processes
 
-        close_flow_runs_of_ended_runs(store.home)
+        close_flow_runs_of_ended_processes(store.home)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from flows.progress import reporter
+from storage.errors import RunCancelledError
 
 _PATIENCE_S = 10.0
 """Seconds for the shutdown, after which another signal ends the process at once; the run's guard marks it."""
@@ -34,13 +35,11 @@ class Stopped(KeyboardInterrupt):
 
     Attributes:
         number: number of the signal.
-        said: True once the person was told what became of the run.
     """
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(why)
         self.number = number
-        self.said = False
 
 
 class _Handler:
@@ -91,11 +90,12 @@ def stops_in_order(words: str | Callable[[], str]) -> Iterator[None]:
     In another thread, and within such a context, it changes nothing.
 
     Args:
-        words: message to the person, unless `Stopped.said`; a function if it depends on when the signal came.
+        words: message to the person; a function if it depends on when the signal came.
 
     Raises:
         KeyboardInterrupt: the work was ended by Ctrl-C.
         SystemExit: the work was ended by SIGTERM.
+        RunCancelledError: the work was cancelled in the Prefect UI.
     """
     if threading.current_thread() is not threading.main_thread() or _own_handler() is not None:
         yield
@@ -105,10 +105,9 @@ def stops_in_order(words: str | Callable[[], str]) -> Iterator[None]:
     try:
         yield
         handler.end_waiting()
-    except Stopped as stopped:
-        if not stopped.said:
-            reporter().note(words if isinstance(words, str) else words())
-        if stopped.number == signal.SIGINT:
+    except (Stopped, RunCancelledError) as stopped:
+        reporter().note(words if isinstance(words, str) else words())
+        if isinstance(stopped, RunCancelledError) or stopped.number == signal.SIGINT:
             raise
         raise SystemExit(128 + stopped.number) from stopped
     finally:

@@ -9,7 +9,7 @@ from contextlib import chdir, contextmanager, nullcontext
 
 import httpx
 
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_processes
 from flows.progress import reporter
 from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer, for_client
@@ -51,7 +51,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     with nullcontext(named.removesuffix("/api")) if named else _own_server(home, meanwhile) as way_in:
         if named:
             meanwhile()
-        close_flow_runs_of_ended_runs(home)
+        close_flow_runs_of_ended_processes(home)
         try:
             yield way_in
         finally:

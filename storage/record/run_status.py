@@ -43,7 +43,8 @@ class RunLog:
 
     def starting(self) -> None:
         """Record that this process starts and works on the run from now on; earlier phases are over."""
-        self._append("started", **_as_values(this_process()))
+        host, pid, began_s = this_process()
+        self._append("started", host=host, pid=pid, process_started_at=began_s)
         self._append("begin", message=START)
 
     @contextmanager
@@ -55,13 +56,13 @@ class RunLog:
         finally:
             activity = read_activity(self._home, self._run_id, 0)
             if activity.is_starting and activity.process == this_process():
-                self.ready()  # refused, or it failed: only a process that was killed leaves its start open
+                self.ready()  # refused, or it failed: this process may live on
             with suppress(OSError):
                 self._folder.remove_log_without_run()
 
     def ready(self) -> None:
         """Record that everything that a run needs has started."""
-        self._append("end", message=START, **_as_values(this_process()))
+        self._append("end", message=START)
 
     def note(self, message: str) -> None:
         """Record a message on one line."""
@@ -124,23 +125,17 @@ def this_process() -> Process:
     return socket.gethostname(), os.getpid(), process_start_s(os.getpid())
 
 
-def _as_values(process: Process) -> dict[str, Any]:
-    return dict(zip(("host", "pid", "process_started_at"), process, strict=True))
-
-
 @dataclass
 class Activity:
     """The activity of a run, from its log, read line by line.
 
     Attributes:
         process: process that started last; None if unknown.
-        starts: when processes started that are not ready yet (Unix seconds).
         phases: phases that have begun and not ended, with their start (Unix seconds).
         messages: latest messages and events, in order, from `read_activity`.
     """
 
     process: Process | None = None
-    starts: dict[Process, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
 
@@ -149,18 +144,6 @@ class Activity:
         """True if that process still runs on this machine."""
         return self.process is not None and process_is_alive(*self.process[1:])
 
-    def killed_start_at(self, besides: Process | None = None) -> float:
-        """Return the start (Unix seconds) of the last process that was killed while it started; 0.0 if none.
-
-        Also 0.0 while a process that began to start, or the last one to start, may still be alive.
-
-        Args:
-            besides: process that does not count.
-        """
-        starts = {process: at for process, at in self.starts.items() if process != besides}
-        others = {process for process in (*starts, self.process) if process not in (None, besides)}
-        return 0.0 if any(may_be_alive(*each) for each in others) else max(starts.values(), default=0.0)
-
     @property
     def is_starting(self) -> bool:
         """True until the run's first phase has ended."""
@@ -168,8 +151,9 @@ class Activity:
 
     def take(self, line: Any) -> Message | None:
         """Take the next line (a JSON value); return its message, or None if a person needs none."""
-        self._follow(line)
         match line:
+            case {"log": "started", "host": str(host), "pid": int(pid), "process_started_at": float(began_s)}:
+                self.process, self.phases = (host, pid, began_s), {}
             case {"log": "begin", "happened_at": float(at), "message": str(text)}:
                 self.phases[text] = at
                 return Message(at, f"{text} begins")
@@ -182,20 +166,6 @@ class Activity:
             case {"happened_at": float(at), "message": str(text)}:
                 return Message(at, text)
         return None  # torn, or not ours
-
-    def _follow(self, line: Any) -> None:
-        """Note the process that a line says has started, or is ready."""
-        match line:
-            case {
-                "log": str(log), "happened_at": float(at),
-                "host": str(host), "pid": int(pid), "process_started_at": float(began_s),
-            }:  # fmt: skip
-                process = host, pid, began_s
-                began_at = self.starts.pop(process, at)
-                if log == "started":
-                    self.process, self.starts[process], self.phases = process, at, {}
-                else:  # it has found those before it gone, and closed their flow runs
-                    self.starts = {other: since for other, since in self.starts.items() if since > began_at}
 
 
 def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:

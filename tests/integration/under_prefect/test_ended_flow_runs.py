@@ -1,32 +1,50 @@
-"""The flow run of a run whose process was killed gets the run's state, and no other flow run is touched."""
+"""The flow run whose process was killed gets the state of its run, and no other flow run is touched."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import pytest
-from prefect import Flow, flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect import flow
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import get_current_settings
-from prefect.states import Running
+from prefect.states import Cancelling, Pending, Running
 
-from flows.process.ended_flow_runs import close_earlier_flow_runs, close_flow_runs_of_ended_runs
+from flows.process.ended_flow_runs import (
+    PROCESS,
+    close_flow_runs_of_deployments,
+    close_flow_runs_of_ended_processes,
+    process_of,
+)
+from storage.clock import process_start_s
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.record.records import RunStatus
-from storage.record.run_status import RunLog
+from storage.record.run_status import Process, this_process
 from storage.record.run_store import RunStore
-from tests.fault.test_run_guard import run
+from tests.fault import test_run_guard
+from tests.running_up import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]  # a Prefect server
+
+GONE: Process = (this_process()[0], 2**22 + 1, 1.0)
+"""A process of this machine that has ended: no process has that number."""
+
+NOTE = """
+import os
+from types import SimpleNamespace
+from flows.process.ended_flow_runs import note_process
+note_process(None, SimpleNamespace(id=os.environ["FLOW_RUN"]), None)
+"""
 
 
 @flow(name="post-train")
@@ -34,33 +52,28 @@ def training() -> None:
     """Stands for the flow whose process is killed."""
 
 
-@flow(name="evaluate")
-def other() -> None:
-    """A flow whose flow runs bear no run's name but by accident."""
-
-
-def running(name: str, of: Flow[..., Any] = training) -> UUID:
-    """A flow run that Prefect takes for a living one."""
+def running(name: str, process: Process | None, attempt: int = 1) -> UUID:
+    """A flow run that Prefect takes for a living one; it names its process, unless that is None."""
     with get_client(sync_client=True) as client:
-        return client.create_flow_run(of, name=name, state=Running()).id
+        made = client.create_flow_run(training, name=name, state=Running()).id
+        if process is not None:
+            client.update_flow_run_labels(made, {PROCESS: json.dumps([*process, attempt])})
+    return made
 
 
-def running_by_form(name: str) -> UUID:
-    """The same of a deployment: it is made before its process begins the log."""
+def flow_run(flow_run_id: UUID) -> FlowRun:
     with get_client(sync_client=True) as client:
-        deployment_id = client.create_deployment(client.create_flow(training), "post-train")
-        return client.create_flow_run_from_deployment(deployment_id, name=name, state=Running()).id
+        return client.read_flow_run(flow_run_id)
 
 
 def state(flow_run_id: UUID) -> tuple[str, str | None]:
-    with get_client(sync_client=True) as client:
-        found = client.read_flow_run(flow_run_id).state
+    found = flow_run(flow_run_id).state
     assert found is not None
     return found.type.value, found.message
 
 
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
+def child() -> Iterator[subprocess.Popen[bytes]]:
     """The process of a run, until it is killed."""
     child = subprocess.Popen(["sleep", "600"])
     yield child
@@ -68,164 +81,127 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     child.wait()
 
 
+def process(child: subprocess.Popen[bytes]) -> Process:
+    return this_process()[0], child.pid, process_start_s(child.pid)
+
+
 @pytest.mark.parametrize(
     ("status", "shown"),
     [("running", "CRASHED"), ("cancelled", "CANCELLED"), ("failed", "FAILED"), ("finished", "COMPLETED")],
 )
 def test_it_gets_the_state_of_the_run(
-    home: Home, process: subprocess.Popen[bytes], status: RunStatus, shown: str
+    home: Home, child: subprocess.Popen[bytes], status: RunStatus, shown: str
 ):
     store, name = RunStore(home), f"killed-{status}"
-    store.create_run(name, RunConfig(), {}, process.pid)
-    flow_run_id = running(name)
+    store.create_run(name, RunConfig(), {}, child.pid)
+    flow_run_id = running(name, process(child))
     if status != "running":
         store.set_status(name, status, "why")
-    close_flow_runs_of_ended_runs(home)
+    close_flow_runs_of_ended_processes(home)
     assert state(flow_run_id)[0] == "RUNNING", "its process may still say so itself"
-    process.kill()
-    process.wait()
-    close_flow_runs_of_ended_runs(home)
-    message = f"its process {process.pid} ended without a word" if status == "running" else "why"
+    child.kill()
+    child.wait()
+    close_flow_runs_of_ended_processes(home)
+    message = f"its process {child.pid} ended without a word" if status == "running" else "why"
     assert state(flow_run_id) == (shown, message)
 
 
-def test_what_goes_on_is_left_alone(home: Home, process: subprocess.Popen[bytes]):
-    store = RunStore(home)
-    store.create_run("goes-on", RunConfig(), {}, os.getpid())
-    store.create_run("resumed", RunConfig(), {}, process.pid)
-    going, namesake = running("goes-on"), running("resumed", other)
-    process.kill()
-    process.wait()
-    store.reconcile()
-    time.sleep(0.01)
-    resuming = running("resumed")  # the flow run of the command that resumes it begins before the run does
-    close_flow_runs_of_ended_runs(home)
-    assert [state(one)[0] for one in (going, namesake, resuming)] == ["RUNNING"] * 3
-
-
-@contextmanager
-def starting(home: Home, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has begun to start or resume a run; it is not in the record yet."""
-    program = (
-        "import sys; from pathlib import Path; from storage.home import Home; "
-        "from storage.record.run_status import RunLog; "
-        f"RunLog(Home(Path({str(home.path)!r})), {name!r}).starting(); print(flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        yield process
-
-
-def interrupted(store: RunStore, name: str, process: subprocess.Popen[bytes]) -> None:
-    store.create_run(name, RunConfig(), {}, process.pid)
-    process.kill()
-    process.wait()
-    store.reconcile()
-
-
-@pytest.mark.parametrize("name", ["new", "resumed-again"])
-def test_flow_run_is_closed_if_its_process_was_killed_while_starting(
-    home: Home, process: subprocess.Popen[bytes], name: str
-):
-    if name != "new":
-        interrupted(RunStore(home), name, process)
-    of_form = running_by_form(name)
-    with starting(home, name) as killed:
-        of_command = running(name)
-        close_flow_runs_of_ended_runs(home)
-        assert [state(one)[0] for one in (of_form, of_command)] == ["RUNNING"] * 2
-        killed.kill()
-    later = running_by_form(name)  # before its process has begun the log
-    close_flow_runs_of_ended_runs(home)
-    assert [state(one) for one in (of_form, of_command)] == [("CRASHED", "its process was killed")] * 2
-    assert state(later)[0] == "RUNNING"
-
-
-def test_flow_run_stays_open_while_one_of_two_processes_that_start_the_run_is_alive(home: Home):
-    with starting(home, "both"):
-        flow_run_id = running("both")
-        with starting(home, "both") as killed:
-            killed.kill()
-        close_flow_runs_of_ended_runs(home)
-        assert state(flow_run_id)[0] == "RUNNING"
-    close_flow_runs_of_ended_runs(home)
-    assert state(flow_run_id) == ("CRASHED", "its process was killed")
-
-
-def test_flow_run_of_a_new_run_stays_open_while_another_process_starts_one_of_this_name(home: Home):
-    store, left = RunStore(home), running("new-twice")  # its run was deleted
-    with RunLog(home, "new-twice").of_start():
-        with starting(home, "new-twice"):
-            close_earlier_flow_runs(store, "new-twice")
-            assert state(left)[0] == "RUNNING"
-        close_earlier_flow_runs(store, "new-twice")
-        assert state(left) == ("CRASHED", "its process was killed")
-
-
-def test_flow_run_stays_open_if_a_process_starts_the_run_after_prefect_has_answered(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-):
-    flow_run_id, read = running("meanwhile"), SyncPrefectClient.read_flow_runs
-    with starting(home, "meanwhile") as killed:
-        killed.kill()
-    with ExitStack() as living:
-
-        def answer(client: SyncPrefectClient, **filters: Any) -> list[FlowRun]:
-            found = read(client, **filters)
-            living.enter_context(starting(home, "meanwhile"))
-            return found
-
-        with monkeypatch.context() as patch:
-            patch.setattr(SyncPrefectClient, "read_flow_runs", answer)
-            close_flow_runs_of_ended_runs(home)
-        assert state(flow_run_id)[0] == "RUNNING"
-
-
-def test_flow_run_of_a_living_run_stays_open_if_a_second_process_was_killed_while_starting(home: Home):
+def test_one_of_a_process_that_had_no_run_or_whose_run_goes_on_elsewhere_has_crashed(home: Home):
     RunStore(home).create_run("twice", RunConfig(), {}, os.getpid())
-    flow_run_id = running("twice")
-    with starting(home, "twice") as killed:
-        killed.kill()
-    close_flow_runs_of_ended_runs(home)
+    left = [running(name, GONE) for name in ("twice", "new", "evaluate-glyphs")]
+    close_flow_runs_of_ended_processes(home)
+    assert [state(one) for one in left] == [("CRASHED", "its process was killed")] * 3
+
+
+def test_what_may_go_on_is_left_alone(home: Home):
+    own, elsewhere = this_process(), ("another-machine", 1, 1.0)
+    RunStore(home).create_run("goes-on", RunConfig(), {}, own[1])
+    left = [running("goes-on", each) for each in (own, elsewhere, None)]  # a form's names none at first
+    left.append(running("run again", GONE, attempt=0))  # by a process that has not named itself yet
+    with get_client(sync_client=True) as client:
+        pending = client.create_flow_run(training, name="retried", state=Pending()).id
+        client.update_flow_run_labels(pending, {PROCESS: json.dumps([*GONE, 0])})
+        foreign = client.create_flow_run(training, state=Running()).id
+        client.update_flow_run_labels(foreign, {PROCESS: "by another version"})
+    close_flow_runs_of_ended_processes(home)
+    assert [state(one)[0] for one in (*left, foreign)] == ["RUNNING"] * 5
+    assert state(pending)[0] == "PENDING"
+
+
+def test_one_of_another_machine_is_closed_once_its_run_was_taken_over(home: Home):
+    store, there = RunStore(home), ("machine-that-is-gone", 7, 1.0)
+    store.create_run("taken", RunConfig(), {}, os.getpid())
+    host, pid, began_s = there
+    moved = {"host": host, "pid": pid, "process_started_at": began_s}
+    store.folder("taken").change("run.json", lambda run: run | moved)
+    flow_run_id = running("taken", there)
+    close_flow_runs_of_ended_processes(home)
     assert state(flow_run_id)[0] == "RUNNING"
+    store.take_over(replace(store.run("taken")))
+    close_flow_runs_of_ended_processes(home)
+    assert state(flow_run_id)[0] == "CRASHED"
 
 
-def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
-    home: Home, process: subprocess.Popen[bytes]
-):
-    store = RunStore(home)
-    interrupted(store, "resumed-twice", process)
-    of_form = running_by_form("resumed-twice")
-    with starting(home, "resumed-twice") as killed:
-        of_command = running("resumed-twice")
-        killed.kill()
-    by_form = running_by_form("resumed-twice")
-    with RunLog(home, "resumed-twice").of_start():
-        later = running("resumed-twice")
-        close_flow_runs_of_ended_runs(home)
-        found = [state(one)[0] for one in (of_form, of_command)]
-        assert found == ["RUNNING"] * 2, "one that starts last is alive"
-        close_earlier_flow_runs(store, "resumed-twice")
-    assert [state(one) for one in (of_form, of_command)] == [("CRASHED", "its process was killed")] * 2
-    assert [state(one)[0] for one in (by_form, later)] == ["RUNNING"] * 2
+def test_all_of_a_deployment_are_closed_when_it_is_served_again(home: Home):
+    with get_client(sync_client=True) as client:
+        made = [client.create_deployment(client.create_flow(training), name) for name in ("mine", "other's")]
+        left, other = (
+            client.create_flow_run_from_deployment(one, name="formed", state=Running()).id for one in made
+        )
+    close_flow_runs_of_deployments(made[:1])
+    assert state(left) == ("CRASHED", "its process was killed")
+    assert state(other)[0] == "RUNNING"
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_flow_run_that_is_retried_stays_open(
-    home: Home, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, own: bool
-):
-    name = f"retried-{own}"
-    flow_run_id = running(name)
-    interrupted(RunStore(home), name, process)
-    time.sleep(0.01)
-    if own:
-        monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))  # as its process has it
-    else:
+def command(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
+    """A command that uses the server of the tests."""
+    url = get_current_settings().api.url
+    assert url is not None
+    environment = os.environ | {"SPOTLIGHT_HOME": str(home.path), "PREFECT_API_URL": url}
+    line = [sys.executable, "-m", "flows.cli.command_line", *arguments]
+    return subprocess.Popen(line, env=environment, cwd=Path(__file__).parents[3])
+
+
+def flow_run_of(child: subprocess.Popen[bytes]) -> FlowRun:
+    """The flow run that a command has begun."""
+    found: list[FlowRun] = []
+
+    def begun() -> bool:
         with get_client(sync_client=True) as client:
-            client.set_flow_run_state(flow_run_id, Running(), force=True)
-    close_flow_runs_of_ended_runs(home)
-    assert state(flow_run_id)[0] == "RUNNING"
+            named = [(process_of(one), one) for one in client.read_flow_runs()]
+        found[:] = [one for whose, one in named if whose == process(child)]
+        return bool(found)
+
+    wait_until("the flow runs", begun)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("pretrain", "shapes", "--out", "models"), ("evaluate", "--preset", "smoke", "--cluster", "local")],
+    ids=lambda arguments: arguments[0],
+)
+@pytest.mark.parametrize("end", ["kill", "cancel"])
+def test_a_command_that_trains_no_run_is_closed_too_and_ends_by_cancel(
+    home: Home, tmp_path: Path, arguments: tuple[str, ...], end: str
+):
+    given = [str(tmp_path / each) if each == "models" else each for each in arguments]
+    child = command(home, *given)
+    try:
+        begun = flow_run_of(child)
+        assert begun.name.startswith(arguments[0])
+        if end == "kill":
+            child.kill()
+            child.wait()
+            close_flow_runs_of_ended_processes(home)
+        else:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(begun.id, Cancelling())
+            assert child.wait(120) == 128 + signal.SIGTERM
+        assert state(begun.id)[0] == {"kill": "CRASHED", "cancel": "CANCELLED"}[end]
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_the_guard_tells_a_server_that_lives(
@@ -233,8 +209,9 @@ def test_the_guard_tells_a_server_that_lives(
 ):
     url = get_current_settings().api.url
     assert url is not None
+    flow_run_id = running("r", None)
     monkeypatch.setenv("PREFECT_API_URL", url)
-    flow_run_id = running("r")
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(flow_run_id))  # as a form's process has it
-    run(Home(tmp_path_factory.mktemp("guarded")), "out of memory")
+    monkeypatch.setenv("FLOW_RUN", str(flow_run_id))
+    monkeypatch.setattr(test_run_guard, "RUN", NOTE + test_run_guard.RUN)
+    test_run_guard.run(Home(tmp_path_factory.mktemp("guarded")), "out of memory")
     assert state(flow_run_id)[0] == "CRASHED"

@@ -18,7 +18,8 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 import flows.post_train
-from flows.process.cancellation import ends_are_cancellations, signals_cancel
+from flows.process import cancellation
+from flows.process.cancellation import cancellable, ends_are_cancellations
 from flows.process.stopping import Stopped
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
@@ -84,9 +85,10 @@ def test_prefect_calls_what_a_signal_ends_cancelled(error: BaseException):
     assert states_of(error) == {"CRASHED"}
 
 
-def test_prefect_keeps_its_hands_off_the_signals():
+def test_prefect_keeps_its_hands_off_the_signals(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cancellation, "_watch", lambda name, cancelled, over: None)
     of_prefect = signal.getsignal(signal.SIGTERM)
-    with signals_cancel(), prefect.flow_engine.capture_sigterm():
+    with cancellable("r", "start it again"), prefect.flow_engine.capture_sigterm():
         assert signal.getsignal(signal.SIGTERM) is of_prefect
     with prefect.flow_engine.capture_sigterm():
         assert signal.getsignal(signal.SIGTERM) is not of_prefect

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.record.run_folder import EVENTS_FILE, bare_folders
-from storage.record.run_status import Activity, RunLog, read_activity, this_process
+from storage.record.run_status import RunLog, read_activity, this_process
 from storage.record.run_store import RunStore
 
 
@@ -89,19 +88,6 @@ def test_refused_start_does_not_end_that_of_a_later_process(home: Home):
     assert read_activity(home, "r").is_starting
 
 
-def test_an_old_start_of_another_host_is_over_once_a_later_process_was_ready():
-    gone = 2**22 + 1  # no process has that number
-    activity = Activity()
-    for at, log, host, pid in (
-        (1.0, "started", "pod-of-yesterday", 7),
-        (2.0, "started", socket.gethostname(), gone),
-        (3.0, "end", socket.gethostname(), gone),
-        (4.0, "started", socket.gethostname(), gone + 1),
-    ):
-        activity.take({"log": log, "happened_at": at, "host": host, "pid": pid, "process_started_at": 0.0})
-        assert activity.killed_start_at() == (4.0 if at == 4 else 0.0)
-
-
 def test_run_is_starting_before_it_is_recorded(home: Home, monkeypatch: pytest.MonkeyPatch):
     def enter(store: RunStore, run_id: str, *_: object) -> None:
         assert read_activity(store.home, run_id).is_starting
@@ -138,15 +124,11 @@ def test_reproduction_by_command_is_starting_before_it_has_a_flow_run(
     monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
     monkeypatch.setattr(operating, "_look_at_reference", lambda *_: None)
     monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext())
-    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda name: nullcontext())
-    closed: list[str] = []
-    close = "flows.process.ended_flow_runs.close_earlier_flow_runs"
-    monkeypatch.setattr(close, lambda store, run_id: closed.append(run_id))
+    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda *_: nullcontext())
     monkeypatch.setattr(reproduce, "reproduce", SimpleNamespace(with_options=lambda flow_run_name: made))
     with pytest.raises(ConfigurationError, match="refused"):
         operating.reproduce(preset="smoke", evaluate=evaluate, run_id="r")
     assert home.run_ids() == []
-    assert closed == ([] if evaluate else ["r"]), "an earlier command's, killed under the same name"
 
 
 class Unprintable:

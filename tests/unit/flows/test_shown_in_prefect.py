@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 import re
-import subprocess
-import sys
+import socket
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -23,7 +20,7 @@ import flows.artifacts
 from flows import start
 from flows.artifacts import name_given_in_prefect, show_links
 from flows.deployed import deployments
-from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, EvaluationForm, ReproductionForm, TrainingForm
+from flows.deployed.forms import NIGHTLY_CRON, NIGHTLY_ZONE, EvaluationForm, ReproductionForm
 from flows.deployed.up import where_to_look
 from flows.process import ended_flow_runs
 from flows.run_identity import is_made_up
@@ -32,7 +29,6 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
-from storage.record.run_status import read_activity
 from storage.record.run_store import RunStore
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -88,105 +84,12 @@ def test_the_run_name_becomes_the_identifier_once(
     assert name_given_in_prefect() == given
 
 
-@pytest.mark.parametrize("ended_at", [None, 2.0])
-def test_own_flow_run_and_that_of_a_run_resumed_meanwhile_stay_open(
-    monkeypatch: pytest.MonkeyPatch, ended_at: float | None
-):
-    own, orphan, resuming = uuid4(), uuid4(), uuid4()
-    begins = {own: 1.0, orphan: 1.0, resuming: 3.0}
-
-    class Client:
-        def read_flow_runs(self, **_: object) -> list[SimpleNamespace]:
-            return [
-                SimpleNamespace(
-                    id=one, start_time=datetime.fromtimestamp(at, UTC), state=None, deployment_id=None
-                )
-                for one, at in begins.items()
-            ]
-
-        def set_flow_run_state(self, flow_run_id: UUID, *_: object, **__: object) -> None:
-            closed.append(flow_run_id)
-
-    closed: list[UUID] = []
-    client = "prefect.client.orchestration.get_client"
-    monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(own))  # as its process has it
-    ended_flow_runs.close_orphaned_flow_runs(["mine"], ended_at=ended_at)
-    assert closed == [orphan, *[resuming] * (ended_at is None)]
-
-
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_resume_leaves_the_flow_run_of_another_process_that_resumed_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[Any], goes_on: bool
-):
-    store = RunStore(Home(tmp_path).ensure())
-    store.create_run("r", RunConfig(), {}, os.getppid())
-    if not goes_on:
-        store.set_status("r", "failed", "why")
-    for name in ("tasks.checks.early_check.start_early", "flows.start.reporter"):
-        monkeypatch.setattr(name, Mock())
-    monkeypatch.setattr("flows.judges.judges_beside", lambda config: nullcontext())
-    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext("url"))
-    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda run_id: nullcontext())
-    monkeypatch.setattr("flows.post_train.post_train", Mock())
-    with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
-        start.post_train_under_server(store.home, "r", RunConfig())
-    assert closed == ([] if goes_on else [(["r"], store.run("r").ended_at)])
-
-
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_form_leaves_the_flow_run_of_another_process_that_resumed_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], closed: list[Any], goes_on: bool
-):
-    store = RunStore(Home(tmp_path).ensure())
-    store.create_run("r", RunConfig(), {}, os.getppid())
-    store.set_status("r", "failed", "why")
-    ended_at = store.run("r").ended_at
-
-    def check(config: RunConfig) -> None:
-        if goes_on:
-            store.resume_run("r", os.getppid())
-
-    monkeypatch.setattr(deployments, "run_preflight", check)
-    monkeypatch.setattr("flows.post_train.train_run", Mock())
-    with pytest.raises(ConfigurationError, match="is going on in process") if goes_on else nullcontext():
-        deployments.post_train_by_form.fn(TrainingForm(resume="r"))
-    assert closed == ([] if goes_on else [(["r"], ended_at)])
-
-
-@pytest.mark.parametrize("door", ["command", "form"])
-def test_resume_closes_the_flow_run_of_a_resume_that_was_killed_while_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: list[Any], closed: list[Any], door: str
-):
-    store = RunStore(Home(tmp_path).ensure())
-    store.create_run("r", RunConfig(), {}, os.getppid())
-    store.set_status("r", "failed", "why")
-    code = (
-        "from pathlib import Path; from storage.home import Home; "
-        "from storage.record.run_status import RunLog; "
-        f"RunLog(Home(Path({str(tmp_path)!r})), 'r').starting()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=DOCS.parent)
-    (killed_at,) = read_activity(store.home, "r").starts.values()
-    monkeypatch.setattr("tasks.checks.early_check.start_early", Mock())
-    monkeypatch.setattr("flows.judges.judges_beside", lambda config: nullcontext())
-    monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext("url"))
-    monkeypatch.setattr("flows.process.cancellation.cancellable", lambda run_id: nullcontext())
-    monkeypatch.setattr("flows.post_train.post_train", Mock())
-    monkeypatch.setattr("flows.post_train.train_run", Mock())
-    if door == "form":
-        deployments.post_train_by_form.fn(TrainingForm(resume="r"))
-    else:
-        start.post_train_under_server(store.home, "r", RunConfig())
-    assert closed == [(["r"], killed_at)]
-
-
-def test_all_flow_runs_of_ended_runs_are_closed_though_prefect_answers_with_200(
+def test_all_flow_runs_of_ended_processes_are_closed_though_prefect_answers_with_200(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    ended = SimpleNamespace(status="failed", ended_at=2.0, error="why")
-    began = datetime.fromtimestamp(1.0, UTC)
-    left = [SimpleNamespace(id=uuid4(), name="r", start_time=began, state=None) for _ in range(450)]
+    gone = json.dumps([socket.gethostname(), 2**22 + 1, 1.0, 1])
+    labels = {ended_flow_runs.PROCESS: gone}
+    left = [SimpleNamespace(id=uuid4(), name="r", labels=labels, run_count=1) for _ in range(450)]
     given = [one.id for one in left]
 
     class Client:
@@ -200,8 +103,7 @@ def test_all_flow_runs_of_ended_runs_are_closed_though_prefect_answers_with_200(
     closed: list[UUID] = []
     client = "prefect.client.orchestration.get_client"
     monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
-    monkeypatch.setattr(ended_flow_runs, "_ended_runs", lambda home: {"r": ended})
-    ended_flow_runs.close_flow_runs_of_ended_runs(Home(tmp_path))
+    ended_flow_runs.close_flow_runs_of_ended_processes(Home(tmp_path))
     assert closed == given
 
 
@@ -272,18 +174,6 @@ def test_each_milestone_of_simulated_policies_has_its_spread(monkeypatch: pytest
         "| spot | 0.5 | 2 [1, 3] | 7,200 (learning 1 to 3; system 1 to 3) |", "",
         "- prices",
     ]  # fmt: skip
-
-
-@pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The names of orphaned flow runs that were to be closed, each time with the end of their run."""
-    done: list[Any] = []
-    monkeypatch.setattr(
-        ended_flow_runs,
-        "close_orphaned_flow_runs",
-        lambda names, ended_at, **_: done.append((names, ended_at)),
-    )
-    return done
 
 
 @pytest.fixture

@@ -240,7 +240,9 @@ def test_no_runs_yet(home: Home):
     assert not home.path.exists(), "looking must not make anything"
 
 
-def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(monkeypatch: pytest.MonkeyPatch):
+def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     from flows.process import cancellation, stopping
 
     def press_cancel(_: str, cancelled: threading.Event, over: threading.Event) -> None:
@@ -250,15 +252,16 @@ def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(mon
     monkeypatch.setattr(cancellation, "_watch", press_cancel)
     with (
         pytest.raises(RunCancelledError, match="`spotlight resume r`"),
-        stopping.stops_in_order("not said"),
-        cancellation.cancellable("r"),
+        stopping.stops_in_order("Stopped after iteration 3."),
+        cancellation.cancellable("r", "go on with `spotlight resume r`"),
     ):
         time.sleep(60)
+    assert capsys.readouterr().out == "Stopped after iteration 3.\n"
     monkeypatch.setattr(cancellation, "_watch", lambda name, cancelled, over: None)
     with (
         pytest.raises(SystemExit, match="143"),
         stopping.stops_in_order("Stopped."),
-        cancellation.cancellable("r"),
+        cancellation.cancellable("r", "go on with `spotlight resume r`"),
     ):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)

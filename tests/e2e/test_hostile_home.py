@@ -13,6 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
+from storage.record.records import DeviceEvent
 from storage.record.run_store import RunStore
 from tests.dashboard_page import UI, opened_page, page_file
 from tests.sample_run import evaluation_record, iteration_record
@@ -37,10 +38,13 @@ def hostile(store: RunStore) -> RunStore:
     run_id = "../../secret.txt"
     (home / "runs").mkdir()
     (home / "runs" / "link").symlink_to(home.parent)
-    store.create_run(run_id, RunConfig(), {"commit": MARKUP}, os.getpid())
+    config = RunConfig().changed(runtime={"reserved_workers": 1, "spot_workers": 1})
+    store.create_run(run_id, config, {"commit": MARKUP}, os.getpid())
     mark_as_exploring(store, run_id)
     for iteration in (1, 2):
         record = explored(iteration_record(run_id, iteration, 18.0 * iteration))
+        record.device_events.append(DeviceEvent("reserved-0", "reserved", "joined", 18.0))
+        record.device_events.append(DeviceEvent("spot-0", "spot", "failed", 18.0, MARKUP))
         samples = [dataclasses.replace(s, prompt=MARKUP, detail=MARKUP) for s in record.samples]
         drafts = [dataclasses.replace(c, prompt=MARKUP) for c in record.candidates]
         store.commit_iteration(dataclasses.replace(record, samples=samples, candidates=drafts))

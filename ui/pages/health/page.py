@@ -9,7 +9,7 @@ import streamlit as st
 
 from storage.record.ledger import read_ledger
 from ui.data.run import RunView, load, read_quality
-from ui.elements.formatting import markdown_text
+from ui.elements.formatting import plain_markdown
 from ui.elements.run_page import show_page
 from ui.elements.widgets import offer_downloads
 from ui.pages.health.findings import Evidence, by_level
@@ -27,14 +27,17 @@ def _show_health(home: Path, view: RunView) -> None:
     _show_verdict({level: len(listed) for level, listed in serious.items()}, len(findings))
     for level, box, icon in (("problem", st.error, "report"), ("warning", st.warning, "visibility")):
         for finding in serious[level]:
-            text = f"**{finding.title}.** {finding.text} {finding.advice}".strip()
-            box(markdown_text(text), icon=f":material/{icon}:")
+            text = plain_markdown(f"{finding.text} {finding.advice}".strip())  # it may quote an error
+            box(f"**{finding.title}.** {text}", icon=f":material/{icon}:")
     lists = (("passed", "Passed", "check_circle"), ("unknown", "Not measured", "do_not_disturb_on"))
     for level, heading, icon in lists:
         if level in levels:
             st.subheader(heading)
-            lines = [f":material/{icon}: **{found.title}.** {found.text}" for found in levels[level]]
-            st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
+            lines = [
+                f":material/{icon}: **{found.title}.** {plain_markdown(found.text)}"
+                for found in levels[level]
+            ]
+            st.markdown("  \n".join(lines))  # the icons are bullets enough
     rows = [(found.level, found.title, found.text, found.advice) for found in findings]
     table = pd.DataFrame(rows, columns=["level", "rule", "found", "advice"])
     offer_downloads(view.row.run_id, {"findings": table})

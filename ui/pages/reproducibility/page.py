@@ -12,7 +12,7 @@ from storage.evaluations.reproductions import reproductions
 from storage.home import Home
 from storage.record.run_store import RunStore
 from ui.data.run import CACHE_S
-from ui.elements.formatting import duration, markdown_text, moment
+from ui.elements.formatting import duration, moment, plain_markdown
 from ui.elements.run_page import errors_shown
 
 _WORDS = {
@@ -49,8 +49,8 @@ def _show_verdict(row: dict) -> None:
     """Show one box for the newest of a series; it is red if the result differs."""
     box = st.error if row["verdict"] in _BAD else st.info if row["verdict"] == "recorded" else st.success
     box(
-        f"**{markdown_text(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "
-        f"{markdown_text(row['message'])}"
+        f"**{plain_markdown(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "
+        f"{plain_markdown(row['message'])}"
     )
 
 

@@ -22,11 +22,11 @@ from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import DEFAULT_PORT
-from flows.server.note import LOOPBACK, SERVER_PORT, reachable
+from flows.server.note import LOOPBACK, SERVER_PORT, ServerNote, reachable
 from storage.errors import ConfigurationError, DriftError, RunNotFoundError, quoted
 from storage.home import Home
-from storage.record.run_status import RunLog
-from storage.record.run_store import RunRow, RunStore
+from storage.record.run_status import Process, RunLog, read_activity
+from storage.record.run_store import RunStore
 from storage.text import writable_file
 
 _WAIT_S = 180.0
@@ -54,7 +54,6 @@ def up(
 ) -> None:
     """Start Prefect with all deployments, and the dashboard; Ctrl-C ends them all."""
     from flows.deployed.up import up as run_up
-    from flows.server.note import ServerNote
 
     own = ServerNote(host, server_port, tuple(allow_host or ()))
     raise typer.Exit(run_up(Home.from_environment(), own, ui_port, runs_at_once, (schedule, cron, timezone)))
@@ -217,37 +216,43 @@ def _write(home: Home, run_id: str, file: Path) -> None:
 def stop(run_id: RunName) -> None:
     """End a run of this machine that goes on; what it has committed stays, and it can be resumed."""
     store = RunStore(Home.from_environment())
-    store.reconcile()
-    row = store.run(run_id)
-    if row.status != "running":
-        raise ConfigurationError(f"run {run_id!r} is {row.status}: there is nothing to stop")
-    if row.host != socket.gethostname():
+    if (process := _at_work(store, run_id)) is None:
+        status = store.run(run_id).status
+        raise ConfigurationError(f"run {run_id!r} is {status}: there is nothing to stop")
+    host, pid, _ = process
+    if host != socket.gethostname():
         raise ConfigurationError(
-            f"run {run_id!r} goes on in process {row.pid} of {row.host}; stop it on that machine"
+            f"run {run_id!r} goes on in process {pid} of {host}; stop it on that machine"
         )
     try:
-        os.kill(row.pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
     except PermissionError as error:
         raise ConfigurationError(
-            f"process {row.pid} of run {run_id!r} belongs to another user; stop it as that user"
+            f"process {pid} of run {run_id!r} belongs to another user; stop it as that user"
         ) from error
     except ProcessLookupError:
         pass  # it has just ended
-    reporter().note(f"stopping run {run_id}, process {row.pid}")
-    ended = _wait(store, run_id)
+    reporter().note(f"stopping run {run_id}, process {pid}")
+    until = time.monotonic() + _WAIT_S
+    while _at_work(store, run_id) is not None:
+        if time.monotonic() > until:
+            raise ConfigurationError(
+                f"process {pid} of run {run_id!r} has not ended in {_WAIT_S:g} s; look at its log, or end it "
+                f"by `kill -9 {pid}`: what is committed stays"
+            )
+        time.sleep(0.1)
+    if not store.folder(run_id).exists:
+        typer.echo(f"run {run_id} was stopped before it began; nothing is kept")
+        return
+    ended = store.run(run_id)
     go_on = "" if ended.status == "finished" else f"; go on with `spotlight resume {run_id}`"
     typer.echo(f"run {run_id} is {ended.status} after iteration {ended.last_iteration or 0}{go_on}")
 
 
-def _wait(store: RunStore, run_id: str) -> RunRow:
-    """Wait until the run's process has noted its end, or is gone."""
-    until = time.monotonic() + _WAIT_S
-    while (row := store.run(run_id)).status == "running" and time.monotonic() < until:
-        time.sleep(0.1)
-        store.reconcile()
-    if row.status != "running":
-        return row
-    raise ConfigurationError(
-        f"process {row.pid} of run {run_id!r} has not ended in {_WAIT_S:g} s; look at its log, or end it by "
-        f"`kill -9 {row.pid}`: what is committed stays"
-    )
+def _at_work(store: RunStore, run_id: str) -> Process | None:
+    """Return the process that works on a run, or starts or resumes it and has not recorded itself yet."""
+    store.reconcile()
+    if store.folder(run_id).exists and (row := store.run(run_id)).status == "running":
+        return row.host, row.pid, row.process_started_at or 0.0
+    activity = read_activity(store.home, run_id, 0)
+    return activity.process if activity.is_starting and activity.is_alive else None

@@ -96,3 +96,28 @@ def test_stop_ends_the_process_of_a_run(store: RunStore):
     assert process.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(ConfigurationError, match="run 'r' is cancelled: there is nothing to stop"):
         CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_stop_ends_a_process_that_starts_or_resumes_a_run(store: RunStore, earlier: bool):
+    script = (
+        "import sys, time; from pathlib import Path; from flows.process.stopping import stops_in_order; "
+        "from storage.home import Home; from storage.record.run_status import RunLog\n"
+        "with stops_in_order('Stopped.'), RunLog(Home(Path(sys.argv[1])), 'r').of_start():\n"
+        "    print('ready', flush=True); time.sleep(60)"
+    )
+    if earlier:
+        create(store, "r", at=1.0)
+        store.set_status("r", "failed")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(store.home.path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    done = CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)
+    said = "run r is failed after iteration 0; go on with" if earlier else "was stopped before it began"
+    assert said in done.stdout
+    assert process.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(
+        ConfigurationError if earlier else RunNotFoundError, match=r"nothing to stop|no run 'r'"
+    ):
+        CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)

@@ -44,6 +44,7 @@ class _Lossy:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.reader_left = False
 
     def write(self, text: str) -> int:
         try:
@@ -51,7 +52,7 @@ class _Lossy:
         except UnicodeEncodeError as error:
             return self.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except BrokenPipeError:
-            _settle(self._stream)
+            self._drop_the_rest()
         except (
             OSError,
             ValueError,
@@ -63,12 +64,21 @@ class _Lossy:
         try:
             self._stream.flush()
         except BrokenPipeError:
-            _settle(self._stream)
+            self._drop_the_rest()
         except (OSError, ValueError):
             pass
 
+    def _drop_the_rest(self) -> None:
+        self.reader_left = True
+        _settle(self._stream)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def reader_left() -> bool:
+    """Return True if the standard output went into a pipe whose reader has ended, such as `head`."""
+    return isinstance(sys.stdout, _Lossy) and sys.stdout.reader_left
 
 
 def _settle(stream: TextIO) -> None:

@@ -18,7 +18,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.options import AsJson, RunName, setting_names
-from flows.output import console
+from flows.output import console, reader_left
 from storage.clock import now
 from storage.config.errors import ALIASES
 from storage.config.loading import list_presets
@@ -166,7 +166,7 @@ def logs(
                     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(message.at))
                     kind = f"{message.kind}: " if message.kind else ""
                     typer.echo(f"{at}  {one_line(kind + message.text)}")
-            if not follow or status not in LIVE:
+            if not follow or status not in LIVE or reader_left():
                 break
             time.sleep(_POLL_S)
             try:

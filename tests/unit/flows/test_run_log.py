@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,6 +233,20 @@ def test_logs_follows_a_run_to_its_end(logged: RunStore):
     later.join()
     assert lines[4][21:] == "hacking: the score rises\\x1b[31m", "after the torn line"
     assert lines[-1] == "run r-1 is finished"
+
+
+def test_logs_stops_following_once_nobody_reads_it(logged: RunStore):
+    command = [sys.executable, "-m", "flows.cli.command_line", "logs", "r-1", "-f"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        child.stdout.close()  # as `head -1` does
+        deadline = time.monotonic() + 60
+        while child.poll() is None and time.monotonic() < deadline:
+            logged.add_event("r-1", "hacking", "the run goes on")
+            time.sleep(0.2)
+        code = child.poll()
+        child.kill()
+    assert code == 0
 
 
 def test_logs_shows_a_run_that_has_no_row_yet(home: Home, monkeypatch: pytest.MonkeyPatch):

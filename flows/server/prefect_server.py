@@ -40,7 +40,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         meanwhile: function called while the local server starts, such as checks or imports that take seconds.
 
     Raises:
-        ServerError: the named server does not answer, or the local one does not start.
+        ServerError: the named server does not answer or refuses requests, or the local one does not start.
     """
     named = os.environ.get("PREFECT_API_URL", "")
     if named and not is_healthy(named):
@@ -54,6 +54,11 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         close_flow_runs_of_ended_processes(home)
         try:
             yield way_in
+        except httpx.HTTPError as error:
+            raise ServerError(
+                f"the Prefect server could not be used: {error}; if it is not the home's own, check "
+                "PREFECT_API_URL and PREFECT_API_AUTH_STRING"
+            ) from error
         finally:
             hand_over()
 

@@ -27,6 +27,7 @@ from flows.server.process import _listen, recorded_first
 from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.run_store import RunStore
+from tests.answering import answering
 from tests.homes_server import noted_server
 from tests.running_up import free_port
 
@@ -78,6 +79,21 @@ def test_a_named_server_that_does_not_answer_is_refused(tmp_path: Path, monkeypa
         pass
     assert os.environ["PREFECT_API_URL"] == url
     assert not list(tmp_path.iterdir()), "no server of ours was begun"
+
+
+def test_a_named_server_that_refuses_our_requests_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    refused = httpx.HTTPStatusError(
+        "401", request=httpx.Request("GET", "http://a"), response=httpx.Response(401)
+    )
+    with answering(200, "true") as url:  # without the password a server of Prefect's says that it is well
+        monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
+        with (
+            pytest.raises(ServerError, match=r"could not be used: 401; .* PREFECT_API_AUTH_STRING"),
+            prefect_server(Home(tmp_path)),
+        ):
+            raise refused
 
 
 def test_prefect_talks_to_the_server_of_now_also_where_it_was_imported_before(

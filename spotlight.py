@@ -100,7 +100,9 @@ class Run:
     @property
     def status(self) -> str:
         """`running`, `finished`, `failed`, `cancelled` or `interrupted`."""
-        return self._store.run(self.run_id).status
+        from storage.record.run_status import Activity, shown_status
+
+        return shown_status(self._store.run(self.run_id), Activity())
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -240,6 +240,12 @@ def test_no_runs_yet(home: Home):
     assert not home.path.exists(), "looking must not make anything"
 
 
+def test_a_run_whose_process_is_gone_is_interrupted(home: Home):
+    RunStore(home).create_run("r", RunConfig(), {}, 2**22 + 1)  # no process has that number
+    assert spotlight.load_run("r").status == "interrupted"
+    assert RunStore(home).run("r").status == "running", "looking changes nothing"
+
+
 def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -101,6 +101,17 @@ def test_kept_images_are_shown_with_prompt_and_score(store: RunStore, tmp_path: 
     assert "Missing there: 1. 2 of 3 images are shown." in said
 
 
+@pytest.mark.parametrize("query", [{"evaluation": "a*b"}, {"run": "a*b"}], ids=str)
+def test_no_other_evaluation_is_shown_for_an_unknown_one(store: RunStore, query: dict[str, str]):
+    evaluate(store, "kept", None, [0.5])
+    page = opened(**query)
+    assert page.selectbox[0].value is None
+    assert page.warning[0].value == r"No evaluation or evaluated run is called a\*b."
+    assert len(page.dataframe) == 1, "the list of all"
+    page.selectbox[0].select("kept").run()
+    assert "Score 0.500" in page.markdown[0].value and not page.warning
+
+
 def test_an_evaluation_and_the_run_of_its_weights_lead_to_each_other(store: RunStore):
     write_sample_run(store, "r", iterations=1)
     evaluate(store, "of-run", "r", [0.5])

@@ -64,10 +64,13 @@ def _show_one(home: Path, rows: Sequence[SeparateEvaluation]) -> None:
     by_id = {row.evaluation_id: row for row in rows}
     ids, run_id = list(by_id), st.query_params.get("run")
     of_run = [row.evaluation_id for row in rows if row.run_id is not None and row.run_id == run_id]
-    wanted = st.query_params.get("evaluation", of_run[0] if of_run else None)
+    wanted = st.query_params.get("evaluation", of_run[0] if of_run else run_id)
     left, right = st.columns(2)
-    chosen = left.selectbox("Evaluation", ids, index=ids.index(wanted) if wanted in ids else 0)
-    assert chosen is not None, "a select box with options and an index has a choice"
+    index = ids.index(wanted) if wanted in ids else None if wanted else 0
+    chosen = left.selectbox("Evaluation", ids, index=index, placeholder="Choose one that is there")
+    if chosen is None:  # another one would be taken for the one of the address
+        st.warning(f"No evaluation or evaluated run is called {plain_markdown(str(wanted))}.")
+        return
     st.query_params["evaluation"] = chosen
     others = [_NONE, *(other for other in ids if other != chosen)]
     before = right.selectbox("Compared with", others, key=f"before-{chosen}")

@@ -59,7 +59,7 @@ def test_an_empty_home_says_how_to_start(store: RunStore, name: str):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("runs", "No run has been evaluated yet"),
+        ("runs", "No run that is listed has been evaluated"),
         ("cost", "Costs appear with the first"),
         ("spot", "come with the first evaluation or iteration"),
         ("images", "Images appear with the first evaluation"),

@@ -16,7 +16,7 @@ from storage.record.results import run_result
 from storage.record.run_store import RunNotes, RunStore
 from tasks.inputs import plugin_facts
 from tests.dashboard_page import opened_page, page_file, pictures, read_anew, sentences
-from tests.sample_run import evaluation_record, iteration_record
+from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_seeds import explored
 from tests.tampering import set_run
 from ui.pages.runs.data import first_compared, load_table, of_one_scale
@@ -247,3 +247,10 @@ def test_the_run_box_leaves_archived_runs_out_but_for_the_one_of_the_address(sto
         store.change_notes(f"r-{number}", archived=True)
     read_anew()
     assert offered() == ["r-2", "r-1", "r-0"], "all are archived"
+
+
+def test_a_run_that_is_archived_is_not_called_one_without_a_score(store: RunStore):
+    write_sample_run(store, "glyphs-1", iterations=2)
+    store.change_notes("glyphs-1", archived=True)
+    page = opened_page(page_file("runs"), {})
+    assert "No run that is listed has been evaluated" in page.info[0].value

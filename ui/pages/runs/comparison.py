@@ -31,11 +31,8 @@ def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
     """Let a person choose of the rows of `load_table`; `filtered_by` is the key of the choice among them."""
     st.subheader("Compare")
     scored = table.loc[table["score_now"].notna(), "run_id"].tolist()
-    if not scored and filtered_by:
-        st.caption("No run that is listed has been evaluated.")
-        return
     if not scored:
-        waiting = "No run has been evaluated yet; the first score comes before training begins."
+        waiting = "No run that is listed has been evaluated; the first score comes before training begins."
         st.info(waiting, icon=":material/hourglass:")
         return
     chosen = _choose_runs(table, scored, filtered_by)

@@ -64,8 +64,10 @@ class WandbReader(Reader):
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS)
         self.page = "" if self._run.offline else self._run.url or ""
+        if not self._run.resumed:  # online it is new, perhaps after an earlier part in another project
+            return None if self._run.offline else 0
         # A run that continues in another home, which lacks its position.
-        there = self._run.summary.get(_AXIS) if self._run.resumed and last < 0 else None
+        there = self._run.summary.get(_AXIS) if last < 0 else None
         return None if there is None else int(there) + 1
 
     def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:

@@ -124,6 +124,19 @@ def test_after_a_return_to_a_checkpoint_the_figures_are_those_of_the_record(stor
     assert (2, 0.125) in logged
 
 
+def test_a_run_that_w_and_b_lacks_is_sent_whole(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    """As after a resumption under another WANDB_PROJECT."""
+    config = begin(store, "r", os.getpid(), to=["wandb"])
+    commit(store, "r", 1, 2)
+    assert followed(store, "r", config, "interrupted") == []
+    shutil.rmtree(store.home.path / "wandb")
+    monkeypatch.setattr("wandb.Run.offline", False)
+    store.resume_run("r", os.getpid())
+    commit(store, "r", 3, life=1)
+    assert followed(store, "r", config) == []
+    assert wandb_points(store.home.path, "r") == recorded_points(store.home, "r")
+
+
 def test_files_are_read_in_the_order_in_which_they_were_begun(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ):

@@ -109,10 +109,10 @@ class MlflowReader(Reader):
             tags = tags_of(run, settings)
             made = client.create_run(experiment_id, int(run.began_at * 1000), tags, run_name=run.run_id)
             self._mlflow_id = made.info.run_id
-        if not (found and found[0].data.params):
-            params = [Param(name, value) for name, value in settings.items()]
-            for first in range(0, len(params), _PARAMS_A_CALL):
-                client.log_batch(self._mlflow_id, params=params[first : first + _PARAMS_A_CALL])
+        known = found[0].data.params if found else {}  # perhaps a part: an outage cut the rest off
+        params = [Param(name, value) for name, value in settings.items() if name not in known]
+        for first in range(0, len(params), _PARAMS_A_CALL):
+            client.log_batch(self._mlflow_id, params=params[first : first + _PARAMS_A_CALL])
         if self.artifacts is None:
             self.page = run_page(self.uri, experiment_id, self._mlflow_id)
         return None if found and found[0].data.metrics else 0

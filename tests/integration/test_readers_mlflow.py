@@ -19,7 +19,7 @@ from storage.errors import StorageError
 from storage.home import Home
 from storage.readers.figures import figure_name
 from storage.readers.follower import REPORT, position_file
-from storage.readers.mlflow_reader import MlflowReader
+from storage.readers.mlflow_reader import MlflowReader, flat_settings
 from storage.record.files import locked
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
@@ -111,6 +111,33 @@ def test_odd_figures_and_settings_are_taken(store: RunStore, gone: int):
     assert found["exploration/much"][0][1] > 1e300
     run = mlflow_run(store.home.mlflow_uri, "odd")
     assert run is not None and len(run.data.params["model.negative_prompt"]) == 6000
+
+
+def test_settings_that_an_outage_cut_off_come_with_the_figures(
+    store: RunStore, gone: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(storage.readers.following, "RETRY_S", 0.01)
+    send, sent = MlflowClient.log_batch, list[Any]()
+
+    def log_batch(client: MlflowClient, run_id: str, **batch: Any) -> None:
+        if "params" in batch:
+            sent.append(batch["params"])
+            if len(sent) == 2:
+                raise ConnectionError("away")
+        send(client, run_id, **batch)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    many = {f"word-{number}": number for number in range(60)}
+    config = RunConfig.model_validate({"reward": {"scorer": "glyphs", "options": many}})
+    store.create_run("cut-off", config, {}, gone)
+    commit(store, "cut-off", 1)
+    own = Followed(store, "cut-off", config)
+    own.readers.wake()
+    wait_until("it answers again", lambda: len(own.troubles) == 2)
+    own.readers.finish("finished")
+    run = mlflow_run(store.home.mlflow_uri, "cut-off")
+    assert run is not None and len(sent) > 2
+    assert run.data.params == flat_settings(store.run("cut-off").settings)
 
 
 def test_a_resumed_run_goes_on_in_the_same_copy_whose_newest_points_are_the_record_s(

@@ -117,6 +117,8 @@ def _serve_request(driver: socket.socket, requests: socket.socket) -> None:
                 if not part:
                     return
                 request += part
+            if select.select([asking], [], [], 0)[0]:  # it waited too long, and became the worker itself
+                return
             worker = partial(_become_script, descriptors, *json.loads(request))
             pid = _fork((driver, requests, asking), worker)
             asking.sendall(pid.to_bytes(SIZE_BYTES, "little"))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +22,8 @@ import numpy as np
 import psutil
 import pytest
 
+from gpu_runtime.cluster.fork_client import requesting_command
+from gpu_runtime.cluster.fork_request import SIZE_BYTES
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
 from gpu_runtime.cluster.protocol import RemoteActor
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -281,6 +286,28 @@ def test_the_loss_of_the_fork_server_loses_its_workers_and_the_next_ones_have_an
     second = cluster.start("parrot-4", Parrot, gpu=False)
     assert second.call(Parrot.say, 1).result(LIMIT_S) == ((1,), False)
     second.kill()
+
+
+def test_a_requester_that_no_longer_waits_gets_no_worker(cluster: LocalCluster, parrot, tmp_path: Path):
+    """It has become the worker itself: another one would be a second worker of the same name."""
+    server = psutil.Process(parrot.call(Parrot.where).result(LIMIT_S)[0]).parent()
+    assert server is not None
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(3600)")
+    command = [*shlex.split(requesting_command()), str(script)]
+    request = json.dumps([command[-1:], dict(os.environ), os.getcwd()]).encode()
+    before = set(server.children())
+    server.suspend()
+    with socket.socket(socket.AF_UNIX) as gave_up:
+        gave_up.connect(f"\0{command[-2]}")
+        socket.send_fds(gave_up, [len(request).to_bytes(SIZE_BYTES, "little")], [0, 1, 2])
+        gave_up.sendall(request)
+    server.resume()
+    subprocess.run(command, check=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+    forked = set(server.children()) - before
+    for process in forked:
+        process.kill()
+    assert len(forked) == 1
 
 
 DRIVER = """

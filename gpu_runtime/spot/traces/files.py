@@ -7,6 +7,7 @@ intervals, and lines of events with the names of their nodes.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -27,7 +28,7 @@ def read_trace(path: str | Path) -> Trace:
     """Read a trace in the format of its suffix.
 
     `.csv`: one row `milliseconds,add|remove,instance` per event, in order of time, without a header; or
-    Parcae's `milliseconds,instances available`. The trace ends with its last event.
+    Parcae's `milliseconds,instances available`. The trace ends with its last row.
     `.json`: SkyPilot's `{"metadata": {"gap_seconds": S}, "data": [instances available, ...]}`, or Parcae's
     list of `{"interval": [instances before, came, went], "duration": milliseconds}`.
     `.txt`: Parcae's lines `[milliseconds, "add"|"remove"|"no-op"|"migration", {"nodes": [name, ...],
@@ -85,7 +86,7 @@ class _Events:
 
 def _from_csv(text: str, path: Path) -> Trace:
     found = _Events()
-    columns = 0
+    columns, end_s = 0, -math.inf
     for where, line in _lines(text, path):
         row = [cell.strip() for cell in line.split(",")]
         columns = columns or len(row)
@@ -95,13 +96,16 @@ def _from_csv(text: str, path: Path) -> Trace:
                 "milliseconds,instances available"
             )
         at_s = _seconds(row[0], where)
+        if at_s < end_s:  # also in a row without a change
+            raise TraceError(f"{where}: time goes back from {end_s} s to {at_s} s; sort the rows by time")
+        end_s = at_s
         if columns == 3:
             found.add(TraceEvent(at_s, cast(EventKind, row[1]), row[2]), where)
         else:
             found.set_count(at_s, _whole(row[1], where), where)
     if not found.events:
         raise TraceError(f"{path}: no events in it; write at least one row")
-    return Trace.of(found.events)
+    return Trace(tuple(found.events), end_s)
 
 
 def _from_json(text: str, path: Path) -> Trace:

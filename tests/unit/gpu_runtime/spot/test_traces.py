@@ -84,6 +84,7 @@ def test_a_part_begins_with_those_who_are_there(trace):
         ("time,add,a\n", ":1: time 'time'; write whole milliseconds"),
         ("-5,add,a\n", ":1: time -0.005 s"),
         ("5000,add,a\n4000,add,b\n", ":2: time goes back from 5.0 s to 4.0 s"),
+        ("5000,2\n4000,2\n", ":2: time goes back from 5.0 s to 4.0 s"),
         ("0,add,a\n0,remove,b\n", ":2: instance 'b' is removed but not there"),
         ("0,add,a\n0,add,a\n", ":2: instance 'a' is added but already there"),
         ("0,add,\n", ":1: an instance without a name"),
@@ -126,6 +127,12 @@ def test_parcaes_table_counts_the_available(tmp_path):
     assert trace.length_s == 120
     assert [len(trace.alive_at(60 * minute)) for minute in range(3)] == [2, 1, 3]
     assert trace.alive_at(60) == {"instance-2"}, "the longest there go first"
+
+
+def test_a_table_lasts_to_its_last_row_also_without_a_change(tmp_path):
+    trace = read_trace(written(tmp_path, "0,2\n1800000,1\n3600000,1\n"))
+    assert trace.length_s == 3600
+    assert summarise(trace).losses_per_instance_hour == pytest.approx(1 / 1.5)
 
 
 def test_parcaes_intervals(tmp_path):

@@ -139,6 +139,7 @@ class EvaluationStore:
 _OF_NO_CONCERN = (
     "name",
     "iterations",
+    "budget.",
     "runtime.",
     "price.",
     "checkpoint.",

@@ -116,7 +116,8 @@ def test_a_small_gain_on_every_prompt_shows_in_pairs(store: EvaluationStore):
     before = [image(prompt, seed, 0.04 * (prompt % 20), "t") for prompt in range(120) for seed in range(2)]
     after = [image(i.prompt_id, i.seed_index, i.score + 0.05 + 0.01 * (i.prompt_id % 2), "t") for i in before]
     store.commit(evaluation("before", None, 1.0), before)
-    store.commit(evaluation("after", "mine", 2.0, sampling={"evaluate_steps": 30}, name="other"), after)
+    changed = {"sampling": {"evaluate_steps": 30}, "name": "other", "budget": {"usd": 5.0}}
+    store.commit(evaluation("after", "mine", 2.0, **changed), after)
     found = compared(store)
     assert found["pairs"] == 240
     assert found["prompts"] == 120

@@ -89,9 +89,11 @@ def plan_faults(
     for kind in wanted & unmet.keys():
         raise ConfigurationError(f"the fault {kind} would find no victim: {unmet[kind]}")
     if not config.runtime.spot_workers and wanted & _SPOT_KINDS:
+        others = ",".join(kind for kind in _WITHOUT_SPOT if kind not in unmet)
+        instead = "drop that fault" if written else f"give --kinds {others}"
         raise ConfigurationError(
             f"runtime.spot_workers is 0, but {min(wanted & _SPOT_KINDS)} needs a spot worker; set it to 1 or "
-            f"more, or give --kinds {','.join(_WITHOUT_SPOT)}"
+            f"more, or {instead}"
         )
     return Plan(written, seed, count if count is not None else len(known), tuple(known))
 

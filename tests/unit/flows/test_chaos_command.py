@@ -76,6 +76,18 @@ def test_scorers_and_coordinators_may_die_without_spot_workers():
     assert {fault.kind for fault in drawn} == {"scorer_death", "coordinator_restart"}
 
 
+def test_the_kinds_advised_without_spot_workers_fit_the_run(tmp_path):
+    settings = config("runtime.spot_workers=0", "runtime.cluster=local")
+    with pytest.raises(ConfigurationError, match="needs a spot worker") as refused:
+        plan_faults(settings, 0, None, None, None)
+    advised = str(refused.value).rpartition("--kinds ")[2].split(",")
+    assert plan_faults(settings, 0, None, advised, None).count == len(advised)
+    schedule = tmp_path / "faults.json"
+    schedule.write_text('[{"kind": "kill", "at_s": 1}]')
+    with pytest.raises(ConfigurationError, match=r"kill needs a spot worker.*or drop that fault"):
+        plan_faults(settings, 0, None, None, schedule)
+
+
 def test_what_met_nobody_is_left_for_the_next_run_and_comes_sooner(tmp_path):
     timed, triggered = Fault(kind="kill", at_s=30.0), Fault(kind="kill", iteration=2, phase="train")
     injector = FaultInjector(tmp_path, [timed, triggered])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -63,6 +64,7 @@ class TraceCapacity(CapacityProvider):
         self._free: list[str] = []
         self._held: dict[str, Offer] = {}
         self._called_back: set[str] = set()
+        self._lives: Counter[str] = Counter()
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
         """See `CapacityProvider`; devices that the trace does not have are not waited for."""
@@ -90,7 +92,10 @@ class TraceCapacity(CapacityProvider):
 
     def _take(self, step: TraceEvent) -> None:
         """Apply a step of the trace to its instance."""
-        name = step.instance
+        self._lives[step.instance] += step.kind == "add"
+        life = self._lives[step.instance]
+        # An instance that returns is another one: the run may look only after both its loss and its return.
+        name = step.instance if life == 1 else f"{step.instance} (life {life})"
         if step.kind == "add":
             self._free.append(name)
         elif step.kind == "notice":

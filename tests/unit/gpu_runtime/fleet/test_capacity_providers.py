@@ -64,6 +64,27 @@ class TestTrace:
         now[0] = 9.0
         assert names(provider) == ["c", "b"], "in place of the one that is gone, the one that was given back"
 
+    def test_an_instance_that_returns_is_another_one(self):
+        """Else the run, which may look only after both, would not lose its worker."""
+        now = [0.0]
+        told: list[tuple[float, EventKind, str]] = [
+            (0.0, "add", "a"),
+            (30.0, "remove", "a"),
+            (31.0, "add", "a"),
+            (80.0, "remove", "a"),
+        ]
+        trace = Trace.of([TraceEvent(*event) for event in told])
+        provider = TraceCapacity(trace, notice_s=20.0, clock=lambda: now[0])
+        provider.wanted(1, None)
+        assert names(provider) == ["a"]
+        now[0] = 32.0
+        [after] = names(provider)
+        assert after != "a"
+        now[0] = 60.0
+        assert provider.offered() == [Offer(after, called_back="the trace takes it soon")]
+        now[0] = 80.0
+        assert names(provider) == []
+
     def test_calls_back_what_it_will_take_and_offers_another_one(self):
         now = [0.0]
         told: list[tuple[float, EventKind, str]] = [

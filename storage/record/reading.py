@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 from storage.errors import StorageError
 from storage.home import Home
 from storage.record.files import AS_DISCARDED, Listing, is_whole, read_json
-from storage.record.run_folder import RunFolder
+from storage.record.run_folder import RUN_FILE, RunFolder
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS
 
 # One thread more is a thread started at each open, and our tables are small. The extensions are off because
@@ -70,6 +71,9 @@ COSTS = """
 """The query that sums the device states of a phase."""
 
 PROMPTS = "SELECT run_id, purpose, prompt_id, any_value(prompt) AS prompt FROM {rows} GROUP BY ALL"
+
+_MOST_RUNS = 4096
+"""Runs whose rows of `runs` a process keeps, about 5 kB each: a page reads all, and few have changed."""
 
 _MOST_LISTS = 5
 """Lists of the files that count before those that are gone from the last one count as damaged."""
@@ -244,10 +248,10 @@ def _cell(value: Any, kind: str) -> Any:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if nested else value
 
 
-def _facts(home: Home, table: str, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+def _facts(home: Home, table: str, folders: Sequence[RunFolder]) -> Sequence[Mapping[str, Any]]:
     """Return the rows of a table of `DESCRIBED`."""
     if table == "runs":
-        return [folder.identity() for folder in folders]
+        return [_run_row(folder.path / RUN_FILE) for folder in folders]
     if table == "events":
         return [{"run_id": folder.run_id, **event} for folder in folders for event in folder.events()]
     if table == "separate_evaluations":
@@ -262,3 +266,18 @@ def _facts(home: Home, table: str, folders: Sequence[RunFolder]) -> list[dict[st
         for run_id, notes in noted
         for place, link in notes.get("links", {}).items()
     ]
+
+
+def _run_row(file: Path) -> Mapping[str, Any]:
+    try:
+        found = file.stat()
+    except OSError:
+        return read_json(file)  # which says what is wrong
+    return _run_cells(file, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(_MOST_RUNS)
+def _run_cells(file: Path, *version: int) -> Mapping[str, Any]:
+    """Return a run's row of `runs`; `version` tells its content from earlier ones, as each is a new file."""
+    row = read_json(file)
+    return {name: _cell(row.get(name), kind) for name, kind in DESCRIBED["runs"].items()}

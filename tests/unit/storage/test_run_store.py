@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.record.files import read_json
 from storage.record.records import IterationRecord
 from storage.record.run_folder import RUN_FILE, bare_folders
 from storage.record.run_store import RunNotes, RunStore
@@ -71,6 +74,32 @@ def test_a_run_comes_back_as_it_went_in(store: RunStore):
     store.resume_run("mine-1", os.getpid())
     row = store.run("mine-1")
     assert (row.status, row.error, row.ended_at) == ("running", None, None)
+
+
+def test_runs_are_read_once_and_again_when_they_have_changed(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+):
+    opened: list[str] = []
+
+    def read(path: Path) -> dict[str, Any]:
+        opened.append(path.parent.name)
+        return read_json(path)
+
+    monkeypatch.setattr("storage.record.reading.read_json", read)
+
+    def statuses() -> list[tuple[str, str]]:
+        with store.reading() as connection:
+            return connection.execute("SELECT run_id, status FROM runs ORDER BY run_id").fetchall()
+
+    for run_id in ("r-1", "r-2"):
+        store.create_run(run_id, RunConfig(), {}, os.getpid())
+    assert statuses() == statuses() == [("r-1", "running"), ("r-2", "running")]
+    store.set_status("r-2", "finished")
+    assert statuses() == [("r-1", "running"), ("r-2", "finished")]
+    assert opened == ["r-1", "r-2", "r-2"]
+    (store.home.run("r-1") / RUN_FILE).write_text("torn")
+    with pytest.raises(StorageError, match="is damaged"):
+        statuses()
 
 
 def test_identifiers(store: RunStore):

@@ -97,7 +97,7 @@ def _from_csv(text: str, path: Path) -> Trace:
             )
         at_s = _seconds(row[0], where)
         if at_s < end_s:  # also in a row without a change
-            raise TraceError(f"{where}: time goes back from {end_s} s to {at_s} s; sort the rows by time")
+            raise TraceError(f"{where}: time goes back from {end_s} s to {at_s} s; sort the events by time")
         end_s = at_s
         if columns == 3:
             found.add(TraceEvent(at_s, cast(EventKind, row[1]), row[2]), where)

@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from email.message import EmailMessage
 from html import escape
+from typing import Any
 from urllib.parse import urlsplit
 
 from storage.clock import now
@@ -124,7 +125,7 @@ class WebhookReader(TellingReader):
         headers = {"Content-Type": "application/json", "User-Agent": "spotlight"}
         try:  # not by httpx, which logs the address of each request
             request = urllib.request.Request(os.environ.get(WEBHOOK_VARIABLE, ""), body, headers)
-            with urllib.request.urlopen(request, timeout=_ANSWER_LIMIT_S):
+            with urllib.request.build_opener(_NoRedirection).open(request, timeout=_ANSWER_LIMIT_S):
                 pass
         except urllib.error.HTTPError as error:
             again = error.code >= 500 or error.code in _TRY_AGAIN
@@ -135,6 +136,13 @@ class WebhookReader(TellingReader):
             raise ConnectionError(f"it did not answer: {error}") from None
         except (ValueError, http.client.HTTPException):
             raise ConnectionError(f"it did not answer; is {WEBHOOK_VARIABLE} right?") from None
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: urllib would ask the new address by GET, without the message."""
+
+    def redirect_request(self, *redirection: Any, **named: Any) -> None:
+        """Return no request, so that the redirection is an error."""
 
 
 class MailReader(TellingReader):

@@ -67,7 +67,8 @@ class PromptRecord:
     @property
     def tag(self) -> str:
         """The kind of task that it belongs to (GenEval's `tag`); empty if it has none."""
-        return str(self.metadata.get("tag", ""))
+        tag = self.metadata.get("tag")
+        return "" if tag is None else str(tag)
 
     @property
     def identity(self) -> tuple[str, str]:

@@ -47,6 +47,11 @@ def test_text_lines_are_numbered_among_the_non_empty(tmp_path: Path) -> None:
     assert [(p.prompt_id, p.text, p.metadata) for p in load_prompts(path)] == [(0, "one", {}), (1, "two", {})]
 
 
+def test_a_row_whose_tag_is_null_has_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", {"prompt": "a", "tag": None}, {"prompt": "b", "tag": "counting"})
+    assert [p.tag for p in load_prompts(path)] == ["", "counting"]
+
+
 def test_windows_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "p.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")

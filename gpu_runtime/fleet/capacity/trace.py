@@ -15,6 +15,7 @@ from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.section import LONGEST_S, Section
+from storage.errors import ConfigurationError
 
 
 class TraceOptions(Section):
@@ -36,10 +37,16 @@ class TraceOptions(Section):
         """Return the trace as it is replayed.
 
         Raises:
-            TraceError: the file is missing or malformed, or the trace ends before `begins_s`.
+            TraceError: the file is missing or malformed.
+            ConfigurationError: the trace ends before `begins_s`.
         """
         trace = read_trace(self.file)
         if self.begins_s:
+            if self.begins_s >= trace.length_s:
+                raise ConfigurationError(
+                    f"runtime.options.begins_s is {self.begins_s:g} s, and the trace is {trace.length_s:g} s "
+                    "long; lower it"
+                )
             trace = trace.clipped(self.begins_s, trace.length_s)
         return trace.scaled(self.speed)
 

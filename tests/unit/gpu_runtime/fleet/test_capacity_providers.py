@@ -64,6 +64,13 @@ class TestTrace:
         now[0] = 9.0
         assert names(provider) == ["c", "b"], "in place of the one that is gone, the one that was given back"
 
+    def test_a_beginning_after_its_end_is_refused_by_its_setting(self, tmp_path: Path):
+        (tmp_path / "t.csv").write_text("0,add,a\n60000,remove,a\n")
+        options = {"file": str(tmp_path / "t.csv"), "begins_s": 60.0}
+        runtime = RuntimeConfig.model_validate({"capacity": "trace", "options": options, "spot_workers": 1})
+        with pytest.raises(ConfigurationError, match=r"runtime\.options\.begins_s is 60 s.* 60 s long"):
+            check_capacity(runtime)
+
     def test_an_instance_that_returns_is_another_one(self):
         """Else the run, which may look only after both, would not lose its worker."""
         now = [0.0]

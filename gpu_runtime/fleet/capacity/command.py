@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from tempfile import TemporaryFile
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -168,19 +169,36 @@ class CommandCapacity(CapacityProvider):
             CapacityError: the command failed, or took too long.
         """
         try:
-            process = subprocess.Popen(
-                [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-                env=environment_for_others(),
-            )  # fmt: skip
+            # Not through pipes: a process that the command leaves running would hold them open.
+            with (
+                TemporaryFile("w+", errors="replace") as said,
+                TemporaryFile("w+", errors="replace") as complained,
+            ):
+                process = subprocess.Popen(
+                    [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=said, stderr=complained, text=True,
+                    start_new_session=True, env=environment_for_others(),
+                )  # fmt: skip
+                self._finish(name, process, given)
+                said.seek(0)
+                complained.seek(0)
+                answer, complaint = said.read(), complained.read()
         except OSError as error:
-            raise CapacityError(f"runtime.options.{name} could not be started: {error}") from error
+            raise CapacityError(f"runtime.options.{name} could not be run: {error}") from error
+        if process.returncode:
+            raise CapacityError(
+                f"runtime.options.{name} ended with status {process.returncode}: "
+                f"{one_line(complaint.strip()) or 'it said nothing'}"
+            )
+        return answer
+
+    def _finish(self, name: str, process: subprocess.Popen[str], given: dict[str, Any]) -> None:
+        """Give a command its input, and wait until it has ended; CapacityError if that takes too long."""
         if name == "acquire":
             with self._lock:
                 self._acquires = process
         limit_s = self._options.timeout_s
         try:
-            said, complained = process.communicate(json.dumps(given), timeout=limit_s)
+            process.communicate(json.dumps(given), timeout=limit_s)
         except subprocess.TimeoutExpired as error:
             _end(process)
             process.communicate()
@@ -191,12 +209,6 @@ class CommandCapacity(CapacityProvider):
             if name == "acquire":
                 with self._lock:
                     self._acquires = None
-        if process.returncode:
-            raise CapacityError(
-                f"runtime.options.{name} ended with status {process.returncode}: "
-                f"{one_line(complained.strip()) or 'it said nothing'}"
-            )
-        return said
 
     def _note(self, trouble: str) -> None:
         with self._lock:

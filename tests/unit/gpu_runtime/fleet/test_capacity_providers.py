@@ -122,6 +122,15 @@ def has_answered(provider: CommandCapacity) -> bool:
 
 
 class TestCommand:
+    def test_what_a_command_leaves_running_is_not_waited_for(self):
+        """Such as the connection that ssh keeps for later commands, which holds the output open."""
+        answer = json.dumps({"instances": [{"instance": "i-1"}]})
+        provider = commands(f"setsid sleep 20 & echo '{answer}'", timeout_s=3.0)
+        provider.wanted(1, None)
+        awaited(provider, lambda: has_answered(provider))
+        assert (provider.offered(), provider.take_troubles()) == ([Offer("i-1")], [])
+        provider.close()
+
     def test_asks_for_what_is_missing_and_gives_all_back(self):
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"

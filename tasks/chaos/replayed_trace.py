@@ -90,7 +90,7 @@ def plan_trace(
         notice_s: seconds of notice; none by default.
 
     Raises:
-        TraceError: the trace cannot be read, loses nothing, or a figure is out of range.
+        TraceError: the trace cannot be read, nothing comes or goes in it, or a figure is out of range.
         ConfigurationError: the run cannot join instances of this machine.
     """
     refuse_unfit(config.runtime, config.exploration)

@@ -132,7 +132,14 @@ class MlflowReader(Reader):
         from PIL import Image
 
         self.iteration(number, figures, at)
+        sent = (
+            [file.path for file in self._opened.list_artifacts(self._mlflow_id, "images")] if images else []
+        )
         for name, png in images.items():
+            # MLflow gives each file a random ending, and writes the small one last.
+            file = f"images/{name.replace('/', '~')}+step+{number}+timestamp+{int(at * 1000)}+"
+            if any(path.startswith(file) and path.endswith("+compressed.webp") for path in sent):
+                continue
             self._opened.log_image(
                 self._mlflow_id, Image.open(io.BytesIO(png)), key=name, step=number, timestamp=int(at * 1000),
                 synchronous=True,

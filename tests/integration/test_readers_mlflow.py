@@ -98,6 +98,7 @@ def test_all_that_is_recorded_is_there_once_with_its_times(store: RunStore, gone
     position_file(store.home.run("whole"), "mlflow").unlink()
     assert followed(store, "whole", config) == []
     assert points(store, "whole") == recorded_points(store.home, "whole")
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "images")] == pictures
 
 
 def test_odd_figures_and_settings_are_taken(store: RunStore, gone: int):

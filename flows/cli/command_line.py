@@ -16,7 +16,16 @@ from flows.cli import looking, operating, preparing
 from flows.cli.chaos import chaos
 from flows.cli.compare_strategies import compare_strategies
 from flows.cli.doctor import doctor
-from flows.cli.options import ClusterKind, OptionalRunName, Preset, RayAddress, RunName, Sets
+from flows.cli.options import (
+    ClusterKind,
+    OptionalRunName,
+    Preset,
+    RayAddress,
+    RunName,
+    Sets,
+    named_run,
+    run_names,
+)
 from flows.cli.what_if import what_if
 from flows.output import output_may_fail
 from flows.server.loss import leave
@@ -112,7 +121,12 @@ def evaluate(
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="WITH", help="An earlier evaluation, or a run, to compare the result with."),
+        typer.Option(
+            metavar="WITH",
+            help="An earlier evaluation, or a run, to compare the result with.",
+            callback=named_run,
+            autocompletion=run_names,
+        ),
     ] = None,
 ) -> None:
     """Score a run's newest checkpoint, or an untouched model, on held-out prompts, per tag and overall."""

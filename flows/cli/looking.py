@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from flows.cli.options import AsJson, RunName, setting_names
+from flows.cli.options import AsJson, Evaluated, RunName, setting_names
 from flows.output import console, reader_left
 from storage.clock import now
 from storage.config.errors import ALIASES
@@ -255,11 +255,11 @@ def show_evaluation(result: dict[str, Any]) -> None:
 
 
 def evaluations(
-    before: Annotated[str | None, typer.Argument(help="An evaluation, or a run for its newest one.")] = None,
-    after: Annotated[str | None, typer.Argument(help="Another one, to compare with the first.")] = None,
+    before: Evaluated = None,
+    after: Evaluated = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what `evaluate` made, newest first; of two, show the second minus the first."""
+    """List what `evaluate` made, newest first, or one of them; of two, show the second minus the first."""
     home = Home.from_environment()
     if before is not None and after is not None:
         difference = compare_evaluations(home, before, after)

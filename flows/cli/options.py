@@ -59,6 +59,12 @@ OptionalRunName = Annotated[
     str | None, run_argument(f"{_HELP} Without it the untouched model of the preset.", "[RUN]")
 ]
 RunNames = Annotated[list[str], run_argument("A recorded run, or several of one fleet.", "RUN...")]
+Evaluated = Annotated[
+    str | None,
+    typer.Argument(
+        help="An evaluation, or a run for its newest one.", callback=named_run, autocompletion=run_names
+    ),
+]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),

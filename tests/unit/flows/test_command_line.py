@@ -281,6 +281,9 @@ def test_evaluations_are_listed_and_compared(shell: Shell, home: Home):
     _, out, _ = shell("evaluations", "e-1", "mine")
     assert json.loads(out.splitlines()[-1])["score"] == 0.25
     assert "+0.250" in out
+    write_sample_run(RunStore(home), "mine", iterations=1)
+    for name in ("last", "mi"):
+        assert shell("evaluations", "e-1", name)[1] == out
     assert "no evaluation 'e-3'" in shell.refusal("evaluations", "e-1", "e-3")
     row = SeparateEvaluation("e-4", None, 0, 0, 1e9, 1e9, 0.5, 0.0, 3, None, config, {})
     images = [JudgedImage(0, seed, "a", "", seed / 2, False, "", None) for seed in range(3)]

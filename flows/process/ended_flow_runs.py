@@ -16,7 +16,7 @@ from uuid import UUID
 
 import httpx
 
-from storage.clock import may_be_alive
+from storage.clock import process_is_alive
 from storage.errors import StorageError
 from storage.home import Home
 from storage.record.run_status import Process, this_process
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 PROCESS = "spotlight.process"
 """The label of a flow run that names its process; `infrastructure_pid` is for Prefect's own workers."""
 
+HOME = "spotlight.home"
+"""The label of a flow run that names its home, as the server may be that of others, too."""
+
 _KILLED = "its process was killed"
 
 _log = logging.getLogger(__name__)
@@ -43,10 +46,11 @@ def note_process(flow: Flow, flow_run: FlowRun, state: State) -> None:
     """
     from prefect.client.orchestration import get_client
 
-    # Without its name, only the end of a killed process goes unseen.
+    # Without its name, Cancel in the Prefect UI and the end of a killed process go unseen.
     with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
         attempt = client.read_flow_run(flow_run.id).run_count
-        client.update_flow_run_labels(flow_run.id, {PROCESS: json.dumps([*this_process(), attempt])})
+        process, home = json.dumps([*this_process(), attempt]), str(Home.from_environment().path)
+        client.update_flow_run_labels(flow_run.id, {PROCESS: process, HOME: home})
 
 
 def process_of(flow_run: FlowRun) -> Process | None:
@@ -62,37 +66,45 @@ def process_of(flow_run: FlowRun) -> Process | None:
 def close_flow_runs_of_ended_processes(home: Home) -> None:
     """Give flow runs whose process is gone the state of their run; those without a run have crashed.
 
-    If the server or the record cannot be read, the next command tries again.
+    Flow runs of other homes are left alone: their processes may be hidden from here, as in a container. If
+    the server or the record cannot be read, the next command tries again.
     """
-    try:
-        store = RunStore(home)
-        store.reconcile()
-        rows = {row.run_id: row for row in store.runs()}
-    except StorageError:
-        return
     from prefect import states
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
     made = {"cancelled": states.Cancelled, "failed": states.Failed, "finished": states.Completed}
+    store, here = RunStore(home), socket.gethostname()
     try:
         with get_client(sync_client=True) as client:
-            for flow_run in _unfinished(client, "RUNNING", "CANCELLING"):
-                if (process := process_of(flow_run)) is None:
-                    continue
+            begun = [(one, process_of(one)) for one in _unfinished(client, "RUNNING", "CANCELLING")]
+            left = [(one, process) for one, process in begun if process and not _is_at_work_here(process)]
+            # Read afterwards: what a process has recorded and told Prefect is final only once it is gone.
+            store.reconcile()
+            rows = {row.run_id: row for row in store.runs()}
+            for flow_run, process in left:
                 row = rows.get(flow_run.name)
                 if row is not None and (row.host, row.pid, row.process_started_at) != process:
                     row = None  # another process has resumed the run since, or this one had not begun to
                 is_taken_over = row is not None and row.status == "interrupted"
-                if may_be_alive(*process) and (process[0] == socket.gethostname() or not is_taken_over):
+                is_ours = row is not None or flow_run.labels.get(HOME) == str(home.path)
+                if not (is_ours if process[0] == here else is_taken_over):
+                    continue
+                last = client.read_flow_run(flow_run.id)
+                if process_of(last) != process or (last.state is not None and last.state.is_final()):
                     continue
                 state = states.Crashed(message=_KILLED)
                 if row is not None:
                     message = row.error or f"the run is {row.status}"
                     state = made.get(row.status, states.Crashed)(message=message)
                 client.set_flow_run_state(flow_run.id, state, force=True)
-    except (httpx.HTTPError, ObjectNotFound) as error:
+    except (httpx.HTTPError, ObjectNotFound, StorageError) as error:
         _log.debug("flow runs whose process is gone stay as they are: %s", error)
+
+
+def _is_at_work_here(process: Process) -> bool:
+    host, pid, began_s = process
+    return host == socket.gethostname() and process_is_alive(pid, began_s)
 
 
 def close_flow_runs_of_deployments(deployment_ids: Sequence[UUID]) -> None:

@@ -10,16 +10,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import get_current_settings
-from prefect.states import Cancelling, Pending, Running
+from prefect.states import Cancelling, Completed, Pending, Running
 
 from flows.process.ended_flow_runs import (
+    HOME,
     PROCESS,
     close_flow_runs_of_deployments,
     close_flow_runs_of_ended_processes,
@@ -52,12 +54,13 @@ def training() -> None:
     """Stands for the flow whose process is killed."""
 
 
-def running(name: str, process: Process | None, attempt: int = 1) -> UUID:
+def running(name: str, process: Process | None, attempt: int = 1, home: str = "") -> UUID:
     """A flow run that Prefect takes for a living one; it names its process, unless that is None."""
     with get_client(sync_client=True) as client:
         made = client.create_flow_run(training, name=name, state=Running()).id
         if process is not None:
-            client.update_flow_run_labels(made, {PROCESS: json.dumps([*process, attempt])})
+            named, home = json.dumps([*process, attempt]), home or os.environ["SPOTLIGHT_HOME"]
+            client.update_flow_run_labels(made, {PROCESS: named, HOME: home})
     return made
 
 
@@ -126,6 +129,39 @@ def test_what_may_go_on_is_left_alone(home: Home):
     close_flow_runs_of_ended_processes(home)
     assert [state(one)[0] for one in (*left, foreign)] == ["RUNNING"] * 5
     assert state(pending)[0] == "PENDING"
+
+
+def test_one_of_another_home_is_left_to_its_commands(home: Home, tmp_path: Path):
+    # Its process may be alive: of another container with this host's name, or hidden from this user.
+    left = running("others", GONE, home=str(tmp_path))
+    close_flow_runs_of_ended_processes(home)
+    assert state(left)[0] == "RUNNING"
+    close_flow_runs_of_ended_processes(Home(tmp_path))
+    assert state(left) == ("CRASHED", "its process was killed")
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_what_a_process_records_and_tells_while_prefect_is_asked_counts(
+    home: Home, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, told: bool
+):
+    store, name, read = RunStore(home), f"ending-{told}", SyncPrefectClient.read_flow_runs
+    store.create_run(name, RunConfig(), {}, child.pid)
+    flow_run_id = running(name, process(child))
+
+    def answer(client: SyncPrefectClient, **filters: Any) -> list[FlowRun]:
+        found = read(client, **filters)
+        if child.poll() is None:
+            store.set_status(name, "finished", "at its budget")
+            if told:
+                client.set_flow_run_state(flow_run_id, Completed(message="told"))
+            child.kill()
+            child.wait()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SyncPrefectClient, "read_flow_runs", answer)
+        close_flow_runs_of_ended_processes(home)
+    assert state(flow_run_id) == ("COMPLETED", "told" if told else "at its budget")
 
 
 def test_one_of_another_machine_is_closed_once_its_run_was_taken_over(home: Home):

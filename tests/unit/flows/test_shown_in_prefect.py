@@ -88,13 +88,16 @@ def test_all_flow_runs_of_ended_processes_are_closed_though_prefect_answers_with
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     gone = json.dumps([socket.gethostname(), 2**22 + 1, 1.0, 1])
-    labels = {ended_flow_runs.PROCESS: gone}
-    left = [SimpleNamespace(id=uuid4(), name="r", labels=labels, run_count=1) for _ in range(450)]
+    labels = {ended_flow_runs.PROCESS: gone, ended_flow_runs.HOME: str(tmp_path)}
+    left = [SimpleNamespace(id=uuid4(), name="r", labels=labels, run_count=1, state=None) for _ in range(450)]
     given = [one.id for one in left]
 
     class Client:
         def read_flow_runs(self, offset: int = 0, **_: object) -> list[SimpleNamespace]:
             return left[offset : offset + 200]
+
+        def read_flow_run(self, flow_run_id: UUID) -> SimpleNamespace:
+            return next(one for one in left if one.id == flow_run_id)
 
         def set_flow_run_state(self, flow_run_id: UUID, *_: object, **__: object) -> None:
             left[:] = [one for one in left if one.id != flow_run_id]

@@ -86,10 +86,7 @@ class Evaluation:
 
 
 class Run:
-    """A recorded run. Each property reads the record again, so a run in progress can be followed.
-
-    Every property may raise StorageError, if a file of the record is damaged.
-    """
+    """A recorded run. Each property reads it again, also in mid-run; a StorageError if a file is damaged."""
 
     def __init__(self, run_id: str, store: RunStore) -> None:
         self.run_id, self._store = run_id, store

@@ -172,22 +172,22 @@ class CommandCapacity(CapacityProvider):
             # Not through pipes: a process that the command leaves running would hold them open.
             with (
                 TemporaryFile("w+", errors="replace") as said,
-                TemporaryFile("w+", errors="replace") as complained,
+                TemporaryFile("w+", errors="replace") as stderr,
             ):
                 process = subprocess.Popen(
-                    [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=said, stderr=complained, text=True,
+                    [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=said, stderr=stderr, text=True,
                     start_new_session=True, env=environment_for_others(),
                 )  # fmt: skip
                 self._finish(name, process, given)
                 said.seek(0)
-                complained.seek(0)
-                answer, complaint = said.read(), complained.read()
+                stderr.seek(0)
+                answer, errors = said.read(), stderr.read()
         except OSError as error:
             raise CapacityError(f"runtime.options.{name} could not be run: {error}") from error
         if process.returncode:
             raise CapacityError(
                 f"runtime.options.{name} ended with status {process.returncode}: "
-                f"{one_line(complaint.strip()) or 'it said nothing'}"
+                f"{one_line(errors.strip()) or 'it said nothing'}"
             )
         return answer
 

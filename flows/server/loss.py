@@ -69,10 +69,15 @@ def result_without_server(store: RunStore, run_id: str, error: Exception) -> dic
         SpotlightError: another error ended the run first, such as a full disk, which also stops the server.
         ServerError: the run has no result; the message tells how to resume it.
     """
+    from httpx import HTTPStatusError
+
     home = store.home.path
     full = shutil.disk_usage(home).free < _LEAST_FREE_BYTES
     why = f"no space is left for {home}: free disk space" if full else error
     gone = f"the Prefect server went away and did not come back ({why})"
+    if isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403):
+        advice = "check PREFECT_API_URL and PREFECT_API_AUTH_STRING"
+        gone = f"the Prefect server refused a request ({why}; {advice})"
     try:
         row = store.run(run_id)
     except RunNotFoundError:

@@ -28,7 +28,7 @@ from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.run_store import RunStore
 from tests.answering import answering
-from tests.homes_server import noted_server
+from tests.homes_server import TOKEN, noted_server
 from tests.running_up import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -87,7 +87,7 @@ def test_a_named_server_that_refuses_our_requests_is_an_error_of_one_line(
     refused = httpx.HTTPStatusError(
         "401", request=httpx.Request("GET", "http://a"), response=httpx.Response(401)
     )
-    with answering(200, "true") as url:  # without the password a server of Prefect's says that it is well
+    with answering(200, TOKEN) as url:  # without the password a server of Prefect's says that it is well
         monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
         with (
             pytest.raises(ServerError, match=r"could not be used: 401; .* PREFECT_API_AUTH_STRING"),
@@ -212,7 +212,7 @@ RUN = f"""
 from pathlib import Path
 from flows.server.prefect_server import prefect_server
 from storage.home import Home
-from tests.homes_server import noted_server
+from tests.homes_server import TOKEN, noted_server
 home = Home(Path.home() / "home")
 with noted_server(home), prefect_server(home):
     exec({LOOK!r})
@@ -340,6 +340,17 @@ def test_a_run_that_never_began_says_so(store: RunStore):
     store.home.ensure()
     with pytest.raises(ServerError, match="before run 'r' began"):
         result_without_server(store, "r", GONE)
+
+
+def test_a_server_that_refuses_our_requests_has_not_gone_away(store: RunStore):
+    store.home.ensure()
+    refused = httpx.HTTPStatusError(
+        "401", request=httpx.Request("GET", "http://a"), response=httpx.Response(401)
+    )
+    with pytest.raises(
+        ServerError, match=r"^the Prefect server refused a request \(401; .*_AUTH_STRING\) be"
+    ):
+        result_without_server(store, "r", refused)
 
 
 def test_a_full_disk_is_named_where_the_server_only_fails(store: RunStore, monkeypatch: pytest.MonkeyPatch):

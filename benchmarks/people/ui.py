@@ -5,7 +5,8 @@ seed, one of 10,000 iterations, and short ones. Every page is rendered by Stream
 several times with empty caches (what the first visitor waits) and once more with warm ones (what a reload
 waits): of the large run and of the long one in a home of 10 runs, and of the large one in a home of 1,000.
 `growth_10_to_1000` is the time of all pages in the last over that in the first. What a server does once is
-not in it: imports, and AppTest's scan of the installed packages for components.
+not in it: imports, the first reading of each run's description (`run.json`), and AppTest's scan of the
+installed packages for components.
 """
 
 from __future__ import annotations

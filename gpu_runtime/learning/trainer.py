@@ -181,7 +181,7 @@ class Trainer:
         Raises:
             TrainingError: if the first update's ratio is off by more than the tolerance (then no weight has
                 changed), or if a loss or a gradient is not finite (the updates before it stay; a run goes
-                back to its checkpoint).
+                back to its checkpoint); see also `end`.
         """
         updates = len(self._samples())
         for update in range(updates):
@@ -234,8 +234,18 @@ class Trainer:
         self._figures += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl, *of_pairs)
 
     def end(self) -> TrainingReport:
-        """Report on the iteration's training steps, and begin another one."""
+        """Report on the iteration's training steps, and begin another one.
+
+        Raises:
+            TrainingError: if no weight has had a gradient, in this iteration or an earlier one.
+        """
         updates = len(self._samples())
+        if updates and not self.optimizer.state:
+            raise TrainingError(
+                "no weight that is trained had a gradient: all noise levels of the samples are those of a "
+                "frozen transformer; set model.options.experts to both, or change sampling.window_stop or "
+                "algorithm.options.times"
+            )
         loss, kl, clipped, norm, *further = (self._figures / max(updates, 1)).tolist()
         seen = self._deviation, self._off_policy
         self.begin()

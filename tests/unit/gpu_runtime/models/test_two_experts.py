@@ -18,7 +18,7 @@ from gpu_runtime.models.files.lora_file import LORA_FILE, write_lora
 from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.registry import FAMILIES
 from storage.config.run_config import RunConfig
-from storage.errors import ConfigurationError, ModelError
+from storage.errors import ConfigurationError, ModelError, TrainingError
 from tests.pipeline_reference import (
     EXACT,
     difference,
@@ -124,6 +124,15 @@ def test_a_batch_of_the_frozen_experts_noise_levels_adds_no_gradient(saved: Path
     sampler = Sampler(policy.model, config.sampling)
     report = Trainer(policy, sampler, config).train(training_samples(sampler, FAMILY))
     assert report.training_steps == 1 and report.gradient_norm > 0
+
+
+def test_training_that_reaches_the_frozen_expert_alone_is_refused(saved: Path):
+    """Else the run would go on to its end, and be paid for, without a change of any weight."""
+    config = configuration(saved, "low", sampling={"window_size": 1, "window_stop": 1})  # the noisiest step
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    sampler = Sampler(policy.model, config.sampling)
+    with pytest.raises(TrainingError, match=r"no weight .* had a gradient.*sampling\.window_stop"):
+        Trainer(policy, sampler, config).train(training_samples(sampler, FAMILY))
 
 
 def test_what_does_not_fit_two_experts_is_refused_before_weights_are_loaded(tmp_path: Path):

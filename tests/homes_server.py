@@ -11,7 +11,7 @@ from storage.home import Home
 from tests.answering import answering
 
 TOKEN = '{"client": "any", "token": "any", "expiration": "2100-01-01T00:00:00Z"}'
-"""What Prefect's client asks for before its first request that changes or filters something."""
+"""The token that Prefect's client requests before its first write or filtered read."""
 
 
 @contextmanager

@@ -19,6 +19,9 @@ from flows.progress import reporter
 from storage.errors import RunNotFoundError, ServerError, SpotlightError
 from storage.record.run_store import RunStore
 
+CHECK_THE_SERVER = "check PREFECT_API_URL and PREFECT_API_AUTH_STRING"
+"""Advice to a person whose Prefect server answers, but refuses requests."""
+
 _HAND_OVER_S = 10.0
 """Seconds for the hand-over; a server that answers takes milliseconds."""
 
@@ -76,8 +79,7 @@ def result_without_server(store: RunStore, run_id: str, error: Exception) -> dic
     why = f"no space is left for {home}: free disk space" if full else error
     gone = f"the Prefect server went away and did not come back ({why})"
     if isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403):
-        advice = "check PREFECT_API_URL and PREFECT_API_AUTH_STRING"
-        gone = f"the Prefect server refused a request ({why}; {advice})"
+        gone = f"the Prefect server refused a request ({why}; {CHECK_THE_SERVER})"
     try:
         row = store.run(run_id)
     except RunNotFoundError:

@@ -13,7 +13,7 @@ from flows.process.ended_flow_runs import close_flow_runs_of_ended_processes
 from flows.progress import reporter
 from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer, for_client
-from flows.server.loss import hand_over
+from flows.server.loss import CHECK_THE_SERVER, hand_over
 from flows.server.note import password_file
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
@@ -56,8 +56,8 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             yield way_in
         except httpx.HTTPError as error:
             raise ServerError(
-                f"the Prefect server could not be used: {error}; if it is not the home's own, check "
-                "PREFECT_API_URL and PREFECT_API_AUTH_STRING"
+                f"the Prefect server could not be used: {error}; if it is not the home's own, "
+                f"{CHECK_THE_SERVER}"
             ) from error
         finally:
             hand_over()

@@ -125,7 +125,7 @@ def test_after_a_return_to_a_checkpoint_the_figures_are_those_of_the_record(stor
 
 
 def test_a_run_that_w_and_b_lacks_is_sent_whole(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    """As after a resumption under another WANDB_PROJECT."""
+    """The run was resumed with another WANDB_PROJECT."""
     config = begin(store, "r", os.getpid(), to=["wandb"])
     commit(store, "r", 1, 2)
     assert followed(store, "r", config, "interrupted") == []

@@ -41,17 +41,16 @@ def awaited(provider: CapacityProvider, expected: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def traced(now: list[float], *told: tuple[float, EventKind, str], notice_s: float = 0.0) -> TraceCapacity:
+    """Return a provider that replays events (seconds, kind, instance), with the clock `now[0]`."""
+    trace = Trace.of([TraceEvent(*event) for event in told])
+    return TraceCapacity(trace, notice_s=notice_s, clock=lambda: now[0])
+
+
 class TestTrace:
     def test_offers_what_is_there_up_to_what_is_wanted(self):
         now = [0.0]
-        told: list[tuple[float, EventKind, str]] = [
-            (0.0, "add", "a"),
-            (0.0, "add", "b"),
-            (5.0, "add", "c"),
-            (9.0, "remove", "a"),
-        ]
-        trace = Trace.of([TraceEvent(*event) for event in told])
-        provider = TraceCapacity(trace, clock=lambda: now[0])
+        provider = traced(now, (0.0, "add", "a"), (0.0, "add", "b"), (5.0, "add", "c"), (9.0, "remove", "a"))
         assert names(provider) == [], "nothing is wanted yet"
         provider.wanted(3, None)
         assert names(provider) == ["a", "b"]
@@ -74,14 +73,14 @@ class TestTrace:
     def test_an_instance_that_returns_is_another_one(self):
         """Else the run, which may look only after both, would not lose its worker."""
         now = [0.0]
-        told: list[tuple[float, EventKind, str]] = [
+        provider = traced(
+            now,
             (0.0, "add", "a"),
             (30.0, "remove", "a"),
             (31.0, "add", "a"),
             (80.0, "remove", "a"),
-        ]
-        trace = Trace.of([TraceEvent(*event) for event in told])
-        provider = TraceCapacity(trace, notice_s=20.0, clock=lambda: now[0])
+            notice_s=20.0,
+        )
         provider.wanted(1, None)
         assert names(provider) == ["a"]
         now[0] = 32.0
@@ -94,13 +93,7 @@ class TestTrace:
 
     def test_calls_back_what_it_will_take_and_offers_another_one(self):
         now = [0.0]
-        told: list[tuple[float, EventKind, str]] = [
-            (0.0, "add", "a"),
-            (0.0, "add", "b"),
-            (60.0, "remove", "a"),
-        ]
-        trace = Trace.of([TraceEvent(*event) for event in told])
-        provider = TraceCapacity(trace, notice_s=20.0, clock=lambda: now[0])
+        provider = traced(now, (0.0, "add", "a"), (0.0, "add", "b"), (60.0, "remove", "a"), notice_s=20.0)
         provider.wanted(1, None)
         assert provider.offered() == [Offer("a")]
         now[0] = 40.0

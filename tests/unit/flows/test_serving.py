@@ -25,6 +25,11 @@ from flows.deployed.forms import (
     WhatIfForm,
 )
 from flows.deployed.serving import deployments
+from flows.evaluate import evaluate_model
+from flows.post_train import post_train
+from flows.pretrain import pretrain
+from flows.process.ended_flow_runs import note_process
+from flows.reproduce import reproduce
 from storage.config.loading import list_presets
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -49,6 +54,12 @@ def test_up_and_the_file_serve_the_same_flows(declared: list[dict[str, Any]]):
         assert getattr(importlib.import_module(module), function).name == here.flow_name
         assert here.entrypoint == f"{module}.{function}"
         assert here.enforce_parameter_schema
+
+
+def test_every_flow_names_its_process():
+    """Else nobody could cancel it from Prefect's UI, or close it once its process was killed."""
+    for one in (*FLOWS, post_train, evaluate_model, pretrain, reproduce):
+        assert one.on_running_hooks == [note_process], one.fn
 
 
 @pytest.mark.parametrize("active", [False, True])

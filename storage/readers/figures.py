@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.record.reading import RecordConnection
+from storage.record.results import PAID
 
 TOTAL_USD = "cost_total_usd"
 """The dollars of a run since its start, evaluations included."""
@@ -56,13 +57,12 @@ _MOMENTS = """
 
 _NEWER = f"""
     WITH paid AS (
-        SELECT moment AS paid_at, sum(usd) AS usd, sum(sum(usd)) OVER (ORDER BY moment) AS total_usd FROM (
-            SELECT 2 * iteration + (phase = 'evaluation')::INTEGER AS moment, usd FROM costs
-            WHERE run_id = $run
-        ) GROUP BY moment
+        SELECT moment AS paid_at, sum(usd) FILTER (phase = 'evaluation') AS evaluation_usd,
+            sum(sum(usd)) OVER (ORDER BY moment) AS total_usd
+        FROM ({PAID}) GROUP BY moment
     )
-    SELECT moment, ended_at, score, exact, CASE WHEN paid_at = moment THEN usd ELSE 0 END,
-        coalesce(total_usd, 0)
+    SELECT moment, ended_at, score, exact,
+        CASE WHEN paid_at = moment THEN coalesce(evaluation_usd, 0) ELSE 0 END, coalesce(total_usd, 0)
     FROM ({_MOMENTS}) ASOF LEFT JOIN paid ON moment >= paid_at WHERE moment > $after ORDER BY moment
 """
 

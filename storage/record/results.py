@@ -22,6 +22,24 @@ SPANS = """
 """
 """The query of the times at which runs were at work; they overlap."""
 
+PAID = """
+    SELECT 2 * iteration + (phase = 'evaluation')::INTEGER AS moment, phase, market, device_s, usd FROM costs
+    WHERE run_id = $run AND phase <> 'discarded'
+    UNION ALL
+    SELECT coalesce(moment, 2 * iteration), phase, market, w.ended_at - started_at,
+        (w.ended_at - started_at) * usd_per_hour / 3600
+    FROM (FROM worker_states WHERE run_id = $run AND phase = 'discarded') w ASOF LEFT JOIN (
+        SELECT 2 * iteration AS moment, ended_at FROM iterations WHERE run_id = $run
+        UNION ALL SELECT 2 * iteration + 1, ended_at FROM evaluations WHERE run_id = $run
+    ) kept ON started_at < kept.ended_at
+"""
+"""The query of what the run `$run` paid, by the moment it was paid for or before: twice the iteration, plus
+one for the evaluation after it.
+
+Discarded work belongs to the first record that was made after it: a run that went back over several
+iterations had paid for all of them when it repeated the first one.
+"""
+
 REACH = """max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"""
 """The latest end of the spans before one: only what a span has after it counts, so that no time counts twice.

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from storage.config.run_config import RunConfig
+from storage.readers.figures import moments_after
 from storage.record.queries import comparisons as comparison_queries
 from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
@@ -76,6 +77,31 @@ def test_queries_on_hand_worked_figures(store: RunStore):
     assert overview[["iterations", "score_before", "score_now", "usd"]].to_numpy().tolist() == [
         pytest.approx([3, 0.25, 0.75, 0.06])
     ]
+
+
+def test_work_of_later_iterations_that_was_discarded_is_paid_before_they_are_repeated(store: RunStore):
+    begun(store, "r")
+    for number, at in ((1, 0.0), (2, 20.0), (3, 40.0), (2, 1000.0), (3, 1020.0)):
+        if at == 1000.0:
+            store.discard_after("r", 1)  # a kill, and a resume at 1,000
+        rented = [StateInterval("reserved-0", "reserved", "train", at, at + 10, 360.0)]  # a dollar
+        store.commit_iteration(IterationRecord("r", number, number, at, at + 10, {}, [], intervals=rented))
+        rented = [StateInterval("spot-0", "spot", "rollout", at + 10, at + 20, 36.0)]
+        store.commit_evaluation(
+            EvaluationRecord("r", number, number, at + 10, at + 20, 0.5, 0.0, intervals=rented)
+        )
+    with store.reading() as connection:
+        cost = queries.cost_by_iteration(connection, "r")
+        scores = comparison_queries.score_courses(connection, ["r"])
+        moments = moments_after(connection, "r", -1)
+    assert cost["iteration"].tolist() == [1, 2, 3]
+    assert cost["reserved_usd"].tolist() == pytest.approx([1, 4, 5])
+    assert cost["spot_usd"].tolist() == pytest.approx([0.1, 0.4, 0.5])
+    assert scores["elapsed_s"].tolist() == pytest.approx([20, 80, 100])
+    assert scores["usd"].tolist() == pytest.approx([1.1, 4.4, 5.5])
+    totals = [moment.figures["cost/total_usd"] for moment in moments]
+    assert totals == pytest.approx([1, 1.1, 4.3, 4.4, 5.4, 5.5])
+    assert [m.figures["cost/evaluation_usd"] for m in moments if m.is_evaluation] == pytest.approx([0.1] * 3)
 
 
 def begun(store: RunStore, run_id: str, **settings: Any) -> None:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from storage.environment import PURPOSE
 from storage.record.reading import RecordConnection
-from storage.record.results import OVERVIEW, SPANS, VERDICTS
+from storage.record.results import OVERVIEW, PAID, SPANS, VERDICTS
 
 
 def run_overview(connection: RecordConnection, run_ids: Sequence[str] | None = None) -> pd.DataFrame:
@@ -108,17 +108,17 @@ def cost_by_iteration(connection: RecordConnection, run_id: str) -> pd.DataFrame
     Columns: iteration, reserved_usd, spot_usd, reserved_device_s, spot_device_s (all cumulative).
     """
     return connection.execute(
-        """
-        SELECT iteration,
+        f"""
+        SELECT moment // 2 AS iteration,
             sum(sum(usd) FILTER (market = 'reserved')) OVER up_to AS reserved_usd,
             sum(sum(usd) FILTER (market = 'spot')) OVER up_to AS spot_usd,
             sum(sum(device_s) FILTER (market = 'reserved')) OVER up_to AS reserved_device_s,
             sum(sum(device_s) FILTER (market = 'spot')) OVER up_to AS spot_device_s
-        FROM costs WHERE run_id = ? GROUP BY iteration
-        WINDOW up_to AS (ORDER BY iteration ROWS UNBOUNDED PRECEDING)
+        FROM ({PAID}) GROUP BY moment // 2
+        WINDOW up_to AS (ORDER BY moment // 2 ROWS UNBOUNDED PRECEDING)
         ORDER BY iteration
         """,
-        [run_id],
+        {"run": run_id},
     ).df().fillna(0.0)  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
         open_page(page, f"{url}/?run=glyphs-1", *_DRAWN)
         body = page.locator("body")
         for text in (
-            re.escape("Better: score 0.38 → 0.84 (+0.46 ± 0.07)"),
+            re.escape("Better: score 0.38 → 0.84 (+0.46 ± 0.08)"),
             r"Iterations\s+40 of 40", r"Score now\s+0\.8\d\d",
         ):  # fmt: skip
             expect(body).to_contain_text(re.compile(text), use_inner_text=True)

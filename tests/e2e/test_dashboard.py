@@ -39,7 +39,7 @@ def test_a_finished_run(recorded: None):
     page = opened(run="glyphs-1")
     assert "glyphs-1" in page.header[0].value
     assert "finished" in page.header[0].value
-    assert "Better: score 0.38 → 0.84 (+0.46 ± 0.07)" in page.success[0].value
+    assert "Better: score 0.38 → 0.84 (+0.46 ± 0.08)" in page.success[0].value
     shown = figures(page)
     assert shown["Score now"] == "0.837"
     assert shown["Iterations"] == "40 of 40"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from storage.evaluations.figures import tagged_estimates
 from storage.evaluations.quality import quality_verdict
 from storage.record.queries.images import figure_means, paired_figures
 from storage.record.records import EvaluationRecord, JudgedImage
@@ -14,6 +15,7 @@ from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore
 from ui.data.run import read_quality, read_run
 from ui.pages.convergence.charts import part_charts, quality_charts, quality_table, score_chart
+from ui.pages.convergence.verdict import verdict
 from ui.report.report import report_page
 
 pytestmark = pytest.mark.usefixtures("run_r")
@@ -48,6 +50,21 @@ def test_figures_are_written_once_and_paired_with_the_untouched_model_s(store: R
     store.discard_after("r", 5)
     with store.reading() as connection:
         assert figure_means(connection, "r")["iteration"].tolist() == [0]
+
+
+@pytest.mark.parametrize(("risen", "found"), [(10, "No clear change yet"), (12, "Better")])
+def test_a_score_is_better_where_its_interval_leaves_zero_out(store: RunStore, risen: int, found: str):
+    """Of 24 prompts with 10 that rose by a third, the interval is -0.002 to 0.259, and its mean 0.139."""
+    for iteration, better in ((0, 0), (5, risen)):
+        images = [
+            JudgedImage(n, 0, f"sign {n}", "", (1 + (n < better)) / 3, False, "", None) for n in range(24)
+        ]
+        store.commit_evaluation(EvaluationRecord("r", iteration, iteration, 0.0, 1.0, 0.5, 0.0, images))
+    view = read_run(store, "r")
+    interval = tagged_estimates([1 / 3] * risen + [0.0] * (24 - risen), [""] * 24, -1.0).overall
+    assert view.change is not None and view.change.is_clear == (interval.low > 0)
+    assert view.change.mean - view.change.margin == pytest.approx(interval.low)
+    assert verdict(view)[1].startswith(f"**{found}: score 0.33 ")
 
 
 def test_an_image_without_a_score_is_in_no_comparison_of_scores(store: RunStore):

@@ -44,7 +44,8 @@ class Change:
 
     Attributes:
         mean: after minus before, over the same prompts and seeds.
-        margin: half the width of its 95 % interval (`storage/evaluations/figures.py`).
+        margin: distance from it to the further bound of its 95 % interval (`storage/evaluations/figures.py`),
+            which is the bound on the side of zero.
         images: pairs compared.
         before, after: means over the pairs.
     """
@@ -280,7 +281,8 @@ def _change(pairs: pd.DataFrame) -> Change | None:
     differences = [statistics.fmean(of_prompt) for of_prompt in by_prompt.values()]
     found = tagged_estimates(differences, [""] * len(differences), lowest=-1.0).overall
     before, after = float(before_N.mean()), float(after_N.mean())
-    return Change(after - before, (found.high - found.low) / 2, len(pairs), before, after)
+    margin = max(found.high - found.mean, found.mean - found.low)
+    return Change(after - before, margin, len(pairs), before, after)
 
 
 IDLE_SPOT_ADVICE = (

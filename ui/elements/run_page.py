@@ -145,7 +145,8 @@ def seconds_left(view: RunView, now: float) -> float | None:
     lengths = view.metric("iteration_s")[-_RECENT:]
     each_s = (ended_s[-1] - ended_s[0]) / (len(ended_s) - 1) if len(ended_s) > 1 else float(lengths.mean())
     since_s = max(0.0, now - float(view.metrics["ended_at"].iloc[-1]))
-    return max(0.0, each_s * (planned - done) - since_s) if each_s == each_s else None
+    # A late iteration, or a night between a kill and a resume, takes nothing from the time of the others.
+    return max(0.0, each_s * (planned - done) - min(since_s, each_s)) if each_s == each_s else None
 
 
 def show_page(draw: RunPage) -> None:

@@ -215,9 +215,12 @@ class Ledger:
 
     @property
     def goodput(self) -> float | None:
-        """Samples of kept rollouts per paid device-second, evaluations and lost work included in the pay."""
+        """Samples of kept rollouts per paid device-second, evaluations and lost work included in the pay.
+
+        None without samples: before the first iteration, and in a simulated run, which records none.
+        """
         device_s = self.spent().device_s
-        return self.samples / device_s if device_s else None
+        return self.samples / device_s if self.samples and device_s else None
 
     def _spot_share(self, *states: str) -> float | None:
         whole_s = self.spent(market="spot").device_s
@@ -374,8 +377,13 @@ def _losses(connection: RecordConnection, run_id: str) -> tuple[Loss, ...]:
 
 
 def _unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[UnjoinedDevice, ...]:
-    """Return the devices that never joined a run in which others did, in the order of the settings."""
-    config = connection.execute("SELECT config FROM runs WHERE run_id = ?", [run_id]).fetchone()
+    """Return the devices that never joined a run in which others did, in the order of the settings.
+
+    None of a simulated run: its policy and its trace decide on the devices, not the settings.
+    """
+    config = connection.execute(
+        "SELECT config FROM runs WHERE run_id = ? AND status <> 'simulated'", [run_id]
+    ).fetchone()
     events = connection.execute(
         """
         SELECT split_part(worker, '.', 1) AS slot, bool_or(kind = 'joined'),

@@ -115,7 +115,17 @@ def test_each_page_of_it_says_so(home: Home, name: str, monkeypatch: pytest.Monk
     assert "Simulated: nothing of this run was done" in sentences(page)
     assert "policy spotlight" in sentences(page)
     if name == "spot":
-        assert "Spot idle" in "".join(figures(page))
+        assert "Spot idle" in figures(page)
+        assert figures(page)["Goodput"] == "-", "it records no samples"
+    assert "never joined" not in sentences(page), "its trace decides on its devices"
+    assert "does not explore" not in sentences(page), "its policy does"
+
+
+def test_the_score_before_training_is_not_the_last_one(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    page = opened_page(page_file("convergence"), {"run": "simulated"})
+    assert "**Score 0.20 → 0.40**, after 3 iterations" in sentences(page)
+    assert RunStore(home).run("simulated").summary["unjoined_devices"] == []
 
 
 def test_the_list_of_runs_and_the_report_say_so(home: Home, monkeypatch: pytest.MonkeyPatch):

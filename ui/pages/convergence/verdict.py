@@ -22,11 +22,13 @@ def verdict(view: RunView) -> tuple[Literal["better", "worse", "even", "waiting"
     change = view.change
     if view.scores.empty:
         return "waiting", "The model is scored before training begins; its first figures appear here."
-    if change is None:
-        before = view.scores["score"].iloc[-1]
+    scores, iterations = view.scores["score"], int(view.scores["iteration"].iloc[-1])
+    if change is None and not iterations:
         tells = "The next evaluation tells whether training helps."
-        return "waiting", f"**Score before training: {before:.2f}.** {tells}"
-    iterations = int(view.scores["iteration"].iloc[-1])
+        return "waiting", f"**Score before training: {scores.iloc[0]:.2f}.** {tells}"
+    if change is None:  # a simulated run has no images, nor has one without a judged image of both
+        tells = f"after {iterations} iterations; no image of both evaluations tells how sure that is."
+        return "waiting", f"**Score {scores.iloc[0]:.2f} → {scores.iloc[-1]:.2f}**, {tells}"
     if short := too_short(iterations):
         kind, found = "waiting", short.capitalize()
     elif not change.is_clear:

@@ -36,7 +36,8 @@ def score_course(evidence: Evidence) -> Judgement:
     view = evidence.view
     scores = view.scores["score"].to_numpy(dtype=float)
     if view.change is None or len(scores) < 2:
-        return "unknown", "There is no second evaluation yet to compare with."
+        lacking = "no image that both evaluations judged" if len(scores) > 1 else "no second evaluation yet"
+        return "unknown", f"There is {lacking} to compare with."
     if short := too_short(int(view.scores["iteration"].iloc[-1])):
         return "unknown", f"{short.capitalize()}."
     best = int(np.argmax(scores))

@@ -137,6 +137,9 @@ def _spread_ratio(view: RunView) -> tuple[float, str] | None:
 def _show_seeds(home: Path, view: RunView) -> None:
     seeds = load(charts.read_seeds, home, view)
     has_drafts = bool((seeds.drafts["drafts"] > 0).any())
+    if view.simulated is not None:
+        st.info("A simulated run has no drafts and no scores of seeds to show.", icon=":material/grain:")
+        return
     if not view.explores and not has_drafts:
         _show_plain()
         return

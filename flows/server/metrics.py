@@ -56,14 +56,13 @@ _Described = tuple[
 
 def _metrics(run: LiveRun, now: float) -> Iterator[_Described]:
     gauge, counter, fleet = GaugeMetricFamily, CounterMetricFamily, ("market", "state")
-    judged = run.score is not None and run.exact is not None
     goes_on = run.status == "running"
     for name, text, value in (
         ("iteration", "Iterations that are committed.", run.iteration),
         ("iterations_planned", "Iterations of the run's settings.", run.planned),
-        ("score", "Mean score of the newest held-out evaluation.", run.score if judged else None),
+        ("score", "Mean score of the newest held-out evaluation.", run.score),
         ("exact_share", "Share of the newest held-out images that satisfy their prompt completely.",
-         run.exact if judged else None),
+         run.exact),
         ("last_commit_timestamp_seconds", "When the newest record was committed (Unix seconds).",
          run.newest_at),
         ("commit_lag_seconds", "Seconds since the newest record of a run that goes on.",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.record.reading import RecordConnection
-from storage.record.results import PAID
+from storage.record.results import PAID, VERDICTS
 
 TOTAL_USD = "cost_total_usd"
 """The dollars of a run since its start, evaluations included."""
@@ -93,8 +93,13 @@ class Moment:
 
 
 def moments_after(connection: RecordConnection, run_id: str, after: int) -> list[Moment]:
-    """Return the iterations and evaluations of a run after a moment (-1: all), in order."""
+    """Return the iterations and evaluations of a run after a moment (-1: all), in order.
+
+    They are without exact images if the reward gives no verdict.
+    """
     values = {"run": run_id, "after": after}
+    verdicts = connection.execute(f"SELECT {VERDICTS} FROM runs WHERE run_id = ?", [run_id]).fetchall()
+    unused = ("exact_share", f"{EVALUATION}exact") if verdicts == [(False,)] else ()
     metrics: dict[int, dict[str, float]] = defaultdict(dict)
     for table, odd in (("iteration_metrics", 0), ("evaluation_metrics", 1)):
         for iteration, name, value in connection.execute(
@@ -119,7 +124,8 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
         else:
             own |= _by_other_names(own, images.get(number, 0))
         own[TOTAL_USD] = total_usd
-        found.append(Moment(number, at, {figure_name(name): value for name, value in own.items()}))
+        figures = {figure_name(name): value for name, value in own.items() if name not in unused}
+        found.append(Moment(number, at, figures))
     return found
 
 

@@ -287,7 +287,8 @@ class LiveRun:
         planned: number of iterations of its settings.
         iteration: newest committed iteration; 0 before the first.
         newest_at: end of its newest record, or its creation (Unix seconds of its driver's machine).
-        score, exact: means of the newest held-out evaluation; None before the first.
+        score, exact: means of the newest held-out evaluation; None before the first, the latter also if the
+            reward gives no verdict.
         metrics: figures of the newest iteration, by name; phases end in `_s`.
         devices: mean number of devices by market and state, over the newest iteration.
         spent, device_events: device-seconds and dollars by market and state, lost work included, and number
@@ -312,7 +313,7 @@ class LiveRun:
 def live_runs(connection: RecordConnection) -> list[LiveRun]:
     """Return the runs marked as running; if there is none, the newest one, so that its end is seen."""
     rows = connection.execute(
-        """
+        f"""
         WITH latest AS (
             SELECT run_id FROM runs WHERE status <> 'simulated' ORDER BY created_at DESC, run_id DESC LIMIT 1
         ),
@@ -326,7 +327,7 @@ def live_runs(connection: RecordConnection) -> list[LiveRun]:
             FROM evaluations GROUP BY run_id
         )
         SELECT run_id, name, status, coalesce((config->>'iterations')::INTEGER, 0), coalesce(iteration, 0),
-            greatest(r.created_at, done.ended_at, evaluated_at), score, exact
+            greatest(r.created_at, done.ended_at, evaluated_at), score, CASE WHEN {VERDICTS} THEN exact END
         FROM runs r LEFT JOIN done USING (run_id) LEFT JOIN scored USING (run_id)
         WHERE status = 'running'
             OR (run_id IN (FROM latest) AND NOT EXISTS (FROM runs WHERE status = 'running'))

@@ -15,8 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flows.cli import command_line
 from flows.server.metrics import families, metrics_application, metrics_server
+from storage.environment import GIVES_VERDICT
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
+from storage.readers.figures import moments_after
 from storage.record.records import DeviceEvent
 from storage.record.results import live_runs
 from storage.record.run_folder import RUN_FILE
@@ -74,6 +76,18 @@ def test_a_run_is_shown_as_the_database_has_it(home: Home):
     assert sum(found["cost_usd_total"].values()) == pytest.approx(paid_s * (10.98 + 2 * 2.51) / 3600)
     assert found["device_events_total"] == {("lost", "spot"): 2}
     assert 0 < found["score"][()] < 1
+
+
+def test_no_share_of_exact_images_is_served_of_a_reward_without_a_verdict(home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "glyphs-1", iterations=1, status="running")
+    assert values(ask(home)[1]).keys() >= {"score", "exact_share"}
+    store.set_fact("glyphs-1", GIVES_VERDICT, "no")
+    assert values(ask(home)[1]).keys() & {"score", "exact_share"} == {"score"}
+    with store.reading("glyphs-1") as connection:
+        sent = {name for moment in moments_after(connection, "glyphs-1", -1) for name in moment.figures}
+    assert "score/evaluation_score" in sent and "score/reward_mean" in sent
+    assert not [name for name in sent if "exact" in name], "readers get none either"
 
 
 def test_the_lag_is_counted_from_the_newest_record_of_a_run_that_goes_on(home: Home):

@@ -132,7 +132,14 @@ def own_pipeline(family: str, folder: Path) -> Any:
         more["processor"] = processor_of(kind, tokenizer)
     pipeline = DiffusionPipeline.from_pretrained(str(folder), local_files_only=True, **more)
     pipeline.set_progress_bar_config(disable=True)
+    if family.startswith("qwen-image-edit"):
+        pipeline.text_encoder.register_forward_pre_hook(_told_of_images, with_kwargs=True)
     return pipeline
+
+
+def _told_of_images(encoder: Any, args: Any, given: dict[str, Any]) -> Any:
+    """Add what the processor says of the tokens, which the pipelines drop (huggingface/diffusers#14194)."""
+    return args, given | {"mm_token_type_ids": (given["input_ids"] == encoder.config.image_token_id).int()}
 
 
 def load_adapters(pipeline: Any, folder: Path) -> None:

@@ -50,7 +50,10 @@ class QwenImageModel(PipelineModel):
     def _embedded(self, text: str, length: int, **seen: torch.Tensor) -> Conditioning:
         """Return one row of `length` tokens; a mask hides those after the text's own."""
         tokens = self._tokenizers[self.TOKENIZERS[-1]](text, return_tensors="pt").to(self.device)
-        output = self._encoders["text_encoder"](
+        encoder = self._encoders["text_encoder"]
+        if seen:  # else it would place an image's tokens in a line, as those of text
+            seen["mm_token_type_ids"] = (tokens.input_ids == encoder.config.image_token_id).int()
+        output = encoder(
             input_ids=tokens.input_ids,
             attention_mask=tokens.attention_mask,
             output_hidden_states=True,

@@ -1,6 +1,8 @@
 """Qwen-Image-Edit: Qwen-Image that edits images, which its text encoder also sees.
 
-Edit takes one image, and Edit-2509 and later up to three, which the encoder sees scaled down.
+Edit takes one image, and Edit-2509 and later up to three, which the encoder sees scaled down. The encoder is
+told which tokens are an image's, as for its training; diffusers 0.42 leaves that out, and transformers 5 then
+takes them for text.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -73,7 +75,6 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
         ).to(self.device)
         length = self.sequence_lengths()[1]
         of_an_image = (length - self.text_length) // len(images)
-        # As in the pipeline, the encoder is not told which tokens are the images': it treats them as text.
         return self._embedded(
             self._text(prompt, self.settings, of_an_image),
             length,

@@ -15,7 +15,7 @@ from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
-_UNMASKED_KERNELS = ("flash", "_native_flash")
+_FLASH_KERNELS = ("flash", "_native_flash")
 
 
 class PipelineOutline:
@@ -52,10 +52,15 @@ class PipelineOutline:
         )
         family.check_size(self.folder, settings)
         family.check_settings(self.folder, settings)
-        if family.MASKED and settings.attention in _UNMASKED_KERNELS:
+        if family.MASKED and settings.attention in _FLASH_KERNELS:
             raise ConfigurationError(
-                f"model.attention is {settings.attention}, which takes no mask, but {settings.family} hides "
-                "the padding of its text by one; use native"
+                f"model.attention is {settings.attention}, which takes no mask, but {settings.family} masks "
+                "its text; use native"
+            )
+        if device.type == "cuda" and dtype == torch.float32 and settings.attention in _FLASH_KERNELS:
+            raise ConfigurationError(
+                f"model.attention is {settings.attention}, which computes in 16 bits alone, but model.dtype "
+                "is float32; use native, or set model.dtype=bfloat16"
             )
         load_scheduler(self.folder, family.SCHEDULER)
         self._tokenizers = load_tokenizers(self.folder)

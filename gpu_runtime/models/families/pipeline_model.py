@@ -62,7 +62,7 @@ class PipelineModel(ABC):
     """Default text tokens L, as in the pipeline itself."""
 
     MASKED: ClassVar[bool] = False
-    """True if the transformer is given a mask, which some attention kernels do not take."""
+    """True if attention to text has a mask, which some kernels do not take."""
 
     SCHEDULER: ClassVar[Any] = FlowMatchEulerDiscreteScheduler
     """Class of the scheduler that its models come with; only the schedule is used."""

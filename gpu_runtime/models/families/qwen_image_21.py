@@ -32,7 +32,6 @@ class QwenImage21Model(QwenImageModel):
     VAE = AutoencoderKLQwenImage21
     ENCODERS = {"text_encoder": Qwen3VLForConditionalGeneration}  # noqa: RUF012
     TOKENIZERS = ("processor",)
-    MASKED = False
     PACKED = False
 
     @classmethod

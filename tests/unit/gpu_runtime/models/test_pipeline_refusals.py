@@ -191,6 +191,7 @@ UNKNOWN = "sequence parallelism does not know {}"
             "qwen-image", shared(2, height=12, width=20),  # 3 x 5 tokens
             "15 image tokens do not divide by degree 2; below it, 1 would do",
         ),
+        ("qwen-image-2.1", {"model": {"attention": "_native_flash"}}, "takes no mask"),
         ("qwen-image-2.1", {"model": {"height": 48}}, f"model.height is 48{SIZES.format(32)}"),
         ("qwen-image-2.1", {"model": {"text_length": 8}}, "model.text_length is 8: shorten"),
         ("qwen-image-2.1", shared(2, text_length=128), UNKNOWN.format("QwenImage21Transformer2DModel")),
@@ -219,6 +220,15 @@ def test_settings_that_do_not_fit_a_family(
     message = refusal(run_config(saved(family), family, **sections))
     assert says in message
     assert "text_length=" not in message, "no other length would help"
+
+
+def test_a_kernel_of_16_bits_is_refused_on_a_gpu_in_float32(saved: Saved):
+    config = run_config(saved("flux"), "flux", model={"attention": "_native_flash", "dtype": "float32"})
+    outline, gpu = family_of(config.model).outline, torch.device("cuda")
+    with pytest.raises(ConfigurationError, match=r"computes in 16 bits alone, but model\.dtype is float32"):
+        outline(config.model, gpu)
+    outline(config.model, torch.device("cpu"))
+    outline(config.model.model_copy(update={"dtype": "auto"}), gpu)
 
 
 SCHEDULER = "scheduler/scheduler_config.json"

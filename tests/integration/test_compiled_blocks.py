@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """What other tests have compiled, or set, counts for nothing, and the other way round."""
-    names = ("recompile_limit", "fail_on_recompile_limit_hit")
+    names = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit")
     kept = {name: getattr(torch._dynamo.config, name) for name in names}
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -81,6 +81,25 @@ def test_compiled_blocks_sample_and_train_as_plain_ones(
     assert report.gradient_norm > 0
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_prompts_of_more_lengths_than_a_block_has_graphs_are_compiled_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without padding each length has a graph: else a run would end at the prompt of one length too many."""
+    monkeypatch.setattr(compiled_blocks, "_GRAPHS_OF_A_BLOCK", 2)
+    monkeypatch.setattr(
+        pipeline_model, "compile_blocks", partial(compiled_blocks.compile_blocks, backend="eager")
+    )
+    family = "qwen-image-2.1"
+    config = family_config(family, save_pipeline(family, tmp_path), model={"compile": True, "guidance": 1.0})
+    model = load_model(config.model)
+    latents, sigma = torch.zeros(1, *model.latent_shape), torch.tensor([0.5])
+    with torch.no_grad():
+        for length in range(1, 5):
+            model.velocity(latents, sigma, model.encode_prompts(["a" * length]))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 4
+
+
 def test_a_machine_without_a_compiler_is_refused_before_anything_is_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -111,7 +130,7 @@ def test_triton_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_transformer_without_named_blocks_is_refused():
     with pytest.raises(ConfigurationError, match="Linear names no blocks"):
-        compiled_blocks.compile_blocks(torch.nn.Linear(2, 2))
+        compiled_blocks.compile_blocks(torch.nn.Linear(2, 2), 1)
 
 
 def test_what_was_never_tried_together_is_refused(folder: Path):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import Any
 
 import torch
 
 from storage.errors import ConfigurationError
 
 _GRAPHS_OF_A_BLOCK = 64
-"""Most graphs of a block: generating, evaluating, training, with and without adapters, per batch shape."""
+"""Most graphs of a block for texts of one length: generating, evaluating, training, with and without
+adapters, per batch shape."""
 
 
-def compile_blocks(transformer: torch.nn.Module, backend: str = "inductor") -> None:
+def compile_blocks(transformer: torch.nn.Module, text_lengths: int, backend: str = "inductor") -> None:
     """Let every block of a diffusers transformer be compiled when it is first called.
 
     The weights, their names and `state_dict` stay the same. Each shape is compiled when it first occurs, and
@@ -22,6 +24,7 @@ def compile_blocks(transformer: torch.nn.Module, backend: str = "inductor") -> N
 
     Args:
         transformer: transformer with adapters, or before they are added.
+        text_lengths: number of lengths that texts may have.
         backend: backend of torch.compile; `eager` traces the blocks, and generates no code.
 
     Raises:
@@ -34,8 +37,10 @@ def compile_blocks(transformer: torch.nn.Module, backend: str = "inductor") -> N
             f"model.compile is true, but {type(transformer).__name__} names no blocks to compile; set it to "
             "false"
         )
-    torch._dynamo.config.recompile_limit = _GRAPHS_OF_A_BLOCK
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    limits: Any = torch._dynamo.config
+    limits.recompile_limit = graphs = _GRAPHS_OF_A_BLOCK * text_lengths
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, graphs)
+    limits.fail_on_recompile_limit_hit = True
     for block in blocks:
         # Concrete shapes, not symbols: batches of a run have few shapes, and a general graph is slower.
         block.compile(backend=backend, dynamic=False)

@@ -140,7 +140,7 @@ class PipelineModel(ABC):
             transformer = load_weights(cls.TRANSFORMER, folder, part, dtype)
             choose_attention(transformer, settings.attention)
             if settings.compile:
-                compile_blocks(transformer)
+                compile_blocks(transformer, cls.text_lengths(settings))
             return transformer
 
         parts = Parts(
@@ -349,6 +349,11 @@ class PipelineModel(ABC):
             tokenizers: tokenizers by the names of their folders.
         """
         return text_length
+
+    @classmethod
+    def text_lengths(cls, settings: ModelConfig) -> int:
+        """Return how many lengths texts have in the transformer: one, unless the family cuts padding off."""
+        return 1
 
     @property
     def _grid(self) -> tuple[int, int]:

@@ -40,6 +40,11 @@ class QwenImage21Model(QwenImageModel):
         return cls.PATCH**2 * super().image_tokens(vae, settings)
 
     @classmethod
+    def text_lengths(cls, settings: ModelConfig) -> int:
+        """Return how many tokens a text may have."""
+        return settings.text_length or cls.TEXT_LENGTH
+
+    @classmethod
     def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
         return f"{_SYSTEM}<|im_start|>user\n{prompt or ' '}<|im_end|>\n<|im_start|>assistant\n"
 

@@ -44,6 +44,11 @@ class ZImageModel(PipelineModel):
         """Return the multiple that the transformer pads each text to; they do not share one length."""
         return SEQ_MULTI_OF
 
+    @classmethod
+    def text_lengths(cls, settings: ModelConfig) -> int:
+        """Return how many multiples of 32 a text's tokens may make."""
+        return -(-(settings.text_length or cls.TEXT_LENGTH) // SEQ_MULTI_OF)
+
     def _schedule_tokens(self) -> int:
         return self.latent_shape[0] // self.PATCH**2
 

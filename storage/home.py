@@ -101,11 +101,15 @@ class Home:
         return self.runs / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
     def run_ids(self) -> list[str]:
-        """Return the identifiers of the runs that have a folder, in alphabetical order."""
+        """Return the identifiers of the runs that have a folder, in alphabetical order.
+
+        Folders with a name that no run gets, such as `my notes`, are somebody else's.
+        """
         if not self.runs.is_dir():
             return []
         names = [entry.name for entry in os.scandir(self.runs) if entry.is_dir()]
-        return sorted(unquote(name) for name in names if not name.startswith(("_", ".")))
+        named = {name: unquote(name) for name in names if not name.startswith(("_", "."))}
+        return sorted(run_id for name, run_id in named.items() if self.run(run_id).name == name)
 
     @property
     def evaluations(self) -> Path:

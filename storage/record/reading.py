@@ -213,8 +213,16 @@ def separate_evaluations(home: Home) -> list[dict[str, Any]]:
 
 def _run_folders(home: Home, run_ids: Sequence[str] | None) -> list[RunFolder]:
     named = home.run_ids() if run_ids is None else dict.fromkeys(run_ids)  # a run named twice counts once
-    folders = [RunFolder(home.run(run_id)) for run_id in named]
-    return [folder for folder in folders if folder.exists]
+    folders = [folder for folder in map(RunFolder, map(home.run, named)) if folder.exists]
+    return [folder for folder in folders if not _is_copy(folder)]
+
+
+def _is_copy(folder: RunFolder) -> bool:
+    """Return True for a run copied under another name: the rows of its original would count twice."""
+    try:
+        return _run_row(folder.path / RUN_FILE).get("run_id") not in (None, folder.run_id)
+    except StorageError:  # a query of `runs` reports it
+        return False
 
 
 def globbed(path: Path) -> str:

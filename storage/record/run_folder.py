@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from storage.errors import StorageError
 from storage.record.files import (
     ASIDE,
     CHECKPOINT,
@@ -88,6 +89,19 @@ class RunFolder:
     def exists(self) -> bool:
         """True if there is a run: its folder has a `run.json`."""
         return os.path.isfile(self.path / RUN_FILE)  # False for a name that no folder can have
+
+    @property
+    def copied(self) -> str:
+        """The problem with the folder of a run that was copied under another name; empty for any other."""
+        named = None
+        with suppress(StorageError):  # damaged: whoever reads it says so
+            named = read_json(self.path / RUN_FILE).get("run_id")
+        if named in (None, self.run_id):
+            return ""
+        return (
+            f"{self.path} is a copy of run {named!r} under another name, and left out, as its rows would "
+            "count twice; move the folder out of the home"
+        )
 
     def create(self, identity: Mapping[str, Any]) -> bool:
         """Make the folder with its run.json; return False if there is a run already."""
@@ -344,7 +358,7 @@ class RunFolder:
 
 
 def bare_folders(home: Home) -> str:
-    """Return the problem with folders of runs that do not describe their run; empty if there is none."""
+    """Return the problems with folders that describe no run, or another one; empty if there is none."""
     # A host that only has workers of a run holds the history that they write; a start that was killed
     # leaves a log.
     bare = [
@@ -353,12 +367,14 @@ def bare_folders(home: Home) -> str:
         if not RunFolder(home.run(run_id)).exists
         and set(os.listdir(home.run(run_id))) not in ({"history"}, {EVENTS_FILE}, {"history", EVENTS_FILE})
     ]
-    if not bare:
-        return ""
-    return (
-        f"{home.run(bare[0])} has no {RUN_FILE} ({len(bare)} such folders in {home.runs}); copy it again "
-        "from where it is whole, or move the folder out of the home"
-    )
+    folders = (RunFolder(home.run(run_id)) for run_id in home.run_ids())
+    problems = [folder.copied for folder in folders if folder.copied]
+    if bare:
+        problems.append(
+            f"{home.run(bare[0])} has no {RUN_FILE} ({len(bare)} such folders in {home.runs}); copy it again "
+            "from where it is whole, or move the folder out of the home"
+        )
+    return "; ".join(problems)
 
 
 def _drop_rows(path: Path) -> None:

@@ -331,17 +331,21 @@ class RunStore:
         """Return all runs, newest first."""
         self.home.refuse_earlier_layout()
         folders = [self.folder(run_id) for run_id in self.home.run_ids()]
-        rows = [_row(folder, folder.identity()) for folder in folders if folder.exists]
-        return sorted(rows, key=lambda row: (row.created_at, row.run_id), reverse=True)
+        rows = {folder.run_id: _row(folder, folder.identity()) for folder in folders if folder.exists}
+        own = [row for run_id, row in rows.items() if row.run_id == run_id]  # and no copy of another
+        return sorted(own, key=lambda row: (row.created_at, row.run_id), reverse=True)
 
     def known(self, run_id: str) -> RunFolder:
         """Return the folder of a run that must exist; the error suggests similar identifiers.
 
         Raises:
             RunNotFoundError: no run has that identifier.
+            StorageError: it is a copy of another run.
         """
         folder = self.folder(run_id)
         if folder.exists:
+            if folder.copied:
+                raise StorageError(folder.copied)
             return folder
         known = [row.run_id for row in self.runs()]
         hint = f"; the latest are {', '.join(known[:5])}"

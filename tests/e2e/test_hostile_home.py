@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.record.records import DeviceEvent
+from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.dashboard_page import UI, opened_page, page_file
 from tests.sample_run import evaluation_record, iteration_record
@@ -106,6 +107,12 @@ def test_a_link_in_a_run_s_folder_shows_nothing_of_what_it_leads_to(hostile: Run
     file.symlink_to(hostile.home.path.parent / "secret.txt")
     for page in ("convergence", "seeds"):
         assert SECRET not in everything_on(opened_page(page_file(page), {}))
+
+
+def test_a_status_of_a_later_version_is_shown_as_it_is(hostile: RunStore):
+    hostile.folder("../../secret.txt").change(RUN_FILE, lambda run: run | {"status": "paused"})
+    page = opened_page(page_file("convergence"), {"run": "../../secret.txt"})
+    assert ":gray-badge[paused]" in page.header[0].value
 
 
 def test_a_report_is_one_file_in_which_nothing_runs_or_is_fetched(hostile: RunStore, tmp_path: Path):

@@ -272,7 +272,9 @@ def _show_unknown(home: Path, run_id: str) -> None:
 def _show_title(run_id: str, status: str, purpose: str = "", modelled: bool = False) -> None:
     marked = f" :gray-badge[:material/labs: {plain_markdown(purpose)}]" if purpose else ""
     marked += f" {MODELLED_BADGE}" * modelled
-    st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]{marked}", anchor=False)
+    colour = _COLOURS.get(status, "gray")  # a later version may have others
+    badge = f":{colour}-badge[{plain_markdown(status)}]"
+    st.header(f"{plain_markdown(run_id)} {badge}{marked}", anchor=False)
 
 
 def _show_notes(view: RunView) -> None:

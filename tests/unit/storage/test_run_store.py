@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.record.files import read_json
 from storage.record.records import IterationRecord
+from storage.record.results import results_so_far, run_result
 from storage.record.run_folder import RUN_FILE, bare_folders
 from storage.record.run_store import RunNotes, RunStore
 from tests.sample_run import iteration_record, write_sample_run
@@ -282,10 +284,26 @@ class TestTheFolder:
         (run / "iteration-0000xx").mkdir()
         (store.home.runs / "stray.txt").write_text("x")
         (store.home.runs / "stray").mkdir()
+        (store.home.runs / "notes of mine").mkdir()
         assert contents(store) == whole
         assert "stray has no run.json" in bare_folders(store.home)
         store.folder("glyphs-sample").sweep(-1)
         assert (run / "notes of mine.txt").exists()
+
+    def test_a_copy_of_a_run_under_another_name_counts_for_nothing(self, store: RunStore):
+        write_sample_run(store, iterations=2)
+        whole = contents(store)
+        for name in ("backup", "glyphs-sample copy"):  # a file manager names it so
+            shutil.copytree(store.home.run("glyphs-sample"), store.home.runs / name)
+        assert contents(store) == whole
+        assert [row.run_id for row in store.runs()] == ["glyphs-sample"]
+        assert results_so_far(store)["glyphs-sample"]["usd"] == pytest.approx(
+            run_result(store, "glyphs-sample")["cost_usd"]
+        )
+        problem = "backup is a copy of run 'glyphs-sample' under another name"
+        assert problem in bare_folders(store.home)
+        with pytest.raises(StorageError, match=problem):
+            store.run("backup")
 
     def test_threads_take_turns(self, store: RunStore):
         store.create_run("r", RunConfig(), {}, os.getpid())

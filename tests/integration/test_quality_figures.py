@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 
 from storage.evaluations.figures import tagged_estimates
 from storage.evaluations.quality import quality_verdict
-from storage.record.queries.images import figure_means, paired_figures
+from storage.record.queries.images import figure_means, paired_figures, pictured_images
 from storage.record.records import EvaluationRecord, JudgedImage
 from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore
@@ -65,6 +66,23 @@ def test_a_score_is_better_where_its_interval_leaves_zero_out(store: RunStore, r
     assert view.change is not None and view.change.is_clear == (interval.low > 0)
     assert view.change.mean - view.change.margin == pytest.approx(interval.low)
     assert verdict(view)[1].startswith(f"**{found}: score 0.33 ")
+
+
+def test_an_image_that_was_not_judged_has_neither_gained_nor_lost(store: RunStore):
+    failed = {0: {0, 2}, 10: set[int](), 20: {1, 2}}
+    for iteration, places in failed.items():
+        images = [
+            JudgedImage(n, 0, "sign", "", 0.0, False, "", "gone", png=b"png")
+            if n in places or n == 3
+            else JudgedImage(n, 0, "sign", "", 0.5 + iteration / 100, False, "", None, png=b"png")
+            for n in range(4)
+        ]
+        record = EvaluationRecord("r", iteration, iteration, 0.0, 1.0, 0.5, 0.0, images)
+        store.commit_evaluation(record)
+    with store.reading() as connection:
+        pictured = pictured_images(connection, "r")
+    assert pictured["score_first"].tolist() == pytest.approx([0.6, 0.5, 0.6, math.nan], nan_ok=True)
+    assert pictured["score_latest"].tolist() == pytest.approx([0.7, 0.6, 0.6, math.nan], nan_ok=True)
 
 
 def test_an_image_without_a_score_is_in_no_comparison_of_scores(store: RunStore):

@@ -26,12 +26,14 @@ _PICTURES = """
 def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Return the images that have pictures, by prompt.
 
-    Their scores are those at the first and the latest of the `evaluations` that have the picture.
+    Their scores are those at the first and the latest of the `evaluations` that have the picture and could
+    judge it; NaN if none could.
     """
     return connection.execute(
         f"""
-        SELECT prompt_id, seed_index, any_value(prompt) AS prompt, arg_min(score, iteration) AS score_first,
-            arg_max(score, iteration) AS score_latest, count(*) AS evaluations
+        SELECT prompt_id, seed_index, any_value(prompt) AS prompt,
+            arg_min(score, iteration) FILTER (error IS NULL) AS score_first,
+            arg_max(score, iteration) FILTER (error IS NULL) AS score_latest, count(*) AS evaluations
         FROM ({_PICTURES}) WHERE run_id = ? GROUP BY prompt_id, seed_index ORDER BY prompt_id, seed_index
         """,
         [run_id],

@@ -67,7 +67,7 @@ class Loss:
     Attributes:
         at: time when it was noticed (Unix seconds).
         cut_state, cut_s: its state, None if it had not loaded yet, and the seconds spent in it: the most that
-            was lost with it.
+            was lost with it. 0 if it was idle: no work was lost.
     """
 
     worker: str
@@ -366,7 +366,8 @@ def _losses(connection: RecordConnection, run_id: str) -> tuple[Loss, ...]:
         own AS (SELECT * FROM worker_states WHERE run_id = $run AND worker IN (SELECT worker FROM lost))
         SELECT l.worker, l.market, l.iteration, l.happened_at,
             CASE WHEN l.happened_at - s.ended_at <= $within THEN s.state END,
-            CASE WHEN l.happened_at - s.ended_at <= $within THEN s.ended_at - s.started_at ELSE 0 END,
+            CASE WHEN l.happened_at - s.ended_at <= $within AND s.state <> 'idle'
+                THEN s.ended_at - s.started_at ELSE 0 END,
             l.detail
         FROM lost l ASOF LEFT JOIN own s ON s.worker = l.worker AND l.happened_at >= s.ended_at
         ORDER BY l.happened_at, l.worker

@@ -254,6 +254,14 @@ def test_lost_workers_and_what_they_were_doing(store: RunStore):
     assert account.losses[0].detail == "its process is gone"
 
 
+def test_a_device_that_was_lost_while_it_was_idle_took_no_work_with_it(store: RunStore):
+    two_iterations(store)
+    intervals = [spot("rollout", 140, 142, "spot-3"), spot("idle", 142, 199, "spot-3")]
+    commit(store, 3, intervals, [event("spot-3", "lost", 199)])
+    latest = ledger(store).losses[-1]
+    assert (latest.worker, latest.cut_state, latest.cut_s) == ("spot-3", "idle", 0)
+
+
 def test_work_that_is_done_again_is_lost_and_still_paid(store: RunStore):
     two_iterations(store)
     before = ledger(store)

@@ -86,7 +86,7 @@ def _show_spot_figures(ledger: Ledger) -> None:
          "Every second of every device, idle ones too, at the prices of the run's settings."),
         ("Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
          f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
-         "Devices that were preempted or failed. Below, how long they had been in their last state: other "
+         "Devices that were preempted or failed. Below, how long they had worked in their last state: other "
          "devices repeat at most that much. A dash for runs of versions that did not record losses."),
         ("Repeated work", short_duration(lost.device_s), usd(lost.usd),
          "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint."),

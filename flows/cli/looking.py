@@ -108,7 +108,8 @@ def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Non
 def _cells(row: RunRow, found: Mapping[str, Any]) -> tuple[str, ...]:
     facts, took = _facts(row, found), "-"
     if row.ended_at is not None or row.status == "running":  # with a resumed run's pauses
-        took = str(timedelta(seconds=round((row.ended_at or now()) - row.created_at)))
+        lasted_s = (row.ended_at or now()) - row.created_at  # below 0 if the clock was set back since
+        took = str(timedelta(seconds=round(max(0.0, lasted_s))))
     try:
         planned = str(row.config.iterations)
     except ConfigurationError:  # the settings of another version

@@ -367,8 +367,8 @@ def bare_folders(home: Home) -> str:
         if not RunFolder(home.run(run_id)).exists
         and set(os.listdir(home.run(run_id))) not in ({"history"}, {EVENTS_FILE}, {"history", EVENTS_FILE})
     ]
-    folders = (RunFolder(home.run(run_id)) for run_id in home.run_ids())
-    problems = [folder.copied for folder in folders if folder.copied]
+    copies = list(filter(None, (RunFolder(home.run(run_id)).copied for run_id in home.run_ids())))
+    problems = [f"{copies[0]} ({len(copies)} such folders in {home.runs})"] if copies else []
     if bare:
         problems.append(
             f"{home.run(bare[0])} has no {RUN_FILE} ({len(bare)} such folders in {home.runs}); copy it again "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,12 @@ def test_identifiers_can_be_copied_from_a_terminal_and_a_pipe(home: Home):
         words = shown.split()
         assert LONG in words and USUAL in words
         assert "finished" in shown and "1/40" in shown
+
+
+def test_a_run_of_before_the_clock_was_set_back_took_no_negative_time(tmp_path: Path):
+    store = RunStore(Home(tmp_path).ensure())
+    store.create_run("r", RunConfig(), {}, os.getpid(), at=time.time() + 1000)
+    assert "0:00:00" in piped(store.home, "runs")
 
 
 def test_identifiers_of_evaluations_can_be_copied_too(home: Home):

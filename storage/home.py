@@ -103,7 +103,7 @@ class Home:
     def run_ids(self) -> list[str]:
         """Return the identifiers of the runs that have a folder, in alphabetical order.
 
-        Folders with a name that no run gets, such as `my notes`, are somebody else's.
+        Folders with a name that no run gets, such as `my notes`, are foreign and left out.
         """
         if not self.runs.is_dir():
             return []

@@ -94,7 +94,7 @@ class RunFolder:
     def copied(self) -> str:
         """The problem with the folder of a run that was copied under another name; empty for any other."""
         named = None
-        with suppress(StorageError):  # damaged: whoever reads it says so
+        with suppress(StorageError):  # damaged: reading it reports that
             named = read_json(self.path / RUN_FILE).get("run_id")
         if named in (None, self.run_id):
             return ""

@@ -208,7 +208,8 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
             """
             SELECT max(value) FILTER (name = 'ratio_deviation'), sum(value) FILTER (name = 'scorer_errors'),
                 sum(value) FILTER (name = 'groups_failed'), sum(value) FILTER (name = 'groups_dropped'),
-                sum(value) FILTER (name = 'training_steps'), sum(value) FILTER (name = 'drafts')
+                sum(value) FILTER (name = 'training_steps'),
+                sum(CASE name WHEN 'drafts' THEN value WHEN 'draft_errors' THEN -value END)
             FROM iteration_metrics WHERE run_id = $run
             """,
             {"run": run_id},

@@ -24,6 +24,7 @@ from storage.record.records import (
     SampleRecord,
     StateInterval,
 )
+from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
@@ -127,6 +128,13 @@ def test_the_table_of_runs(store: RunStore):
     assert old["usd"] == pytest.approx((2 * 18 + 2 * 9) * (10.98 + 2 * 2.51) / 3600)
     assert table["score_now"].isna().tolist() == [True, False]
     assert (latest, of, one["run_id"].tolist()) == (["new"], 2, ["new"])
+
+
+def test_a_result_counts_the_drafts_that_were_judged(store: RunStore):
+    begun(store, "r")
+    for iteration, figures in ((1, {"drafts": 8.0, "draft_errors": 3.0}), (2, {"drafts": 2.0}), (3, {})):
+        store.commit_iteration(IterationRecord("r", iteration, 1, 0.0, 1.0, figures))
+    assert run_result(store, "r")["drafts"] == 7
 
 
 def test_the_best_score_is_never_below_the_last_one(store: RunStore):

@@ -102,7 +102,8 @@ class AdvantageWeightedObjective(NoisedImagesObjective[Weighted]):
     def keep(self, rows: Sequence[Row]) -> None:
         """Keep what the loss of a later update's rows needs of the old policy, which the policy still is."""
         inputs = self._inputs(self._steps.padded(rows))
-        kept = self._kept(self._predict(inputs), inputs.target_RSC)
+        # On the CPU: an update's velocities would take gigabytes of a device.
+        kept = self._kept(self._predict(inputs), inputs.target_RSC).cpu()
         for row, old in zip(rows, kept, strict=False):
             self._old[row.sample.request, row.place] = old
 
@@ -118,7 +119,7 @@ class AdvantageWeightedObjective(NoisedImagesObjective[Weighted]):
         self, rows: Sequence[Row], inputs: NoisedRows, policy: torch.Tensor, reference: torch.Tensor | None
     ) -> RowLoss:
         if self._old:  # of a later update
-            old = torch.stack([self._old[row.sample.request, row.place] for row in rows])
+            old = torch.stack([self._old[row.sample.request, row.place] for row in rows]).to(policy.device)
         else:
             old = self._kept(policy, inputs.target_RSC).detach()
         advantage_R = torch.tensor([row.sample.advantage for row in rows], device=policy.device)

@@ -111,6 +111,16 @@ def test_rollout_and_training_leave_nothing_on_the_cpu(asked: list[str], objecti
     run.policy.load(run.policy.state())
 
 
+@pytest.mark.parametrize("objective", ["nft", "awm"])
+def test_what_later_updates_need_of_the_old_policy_is_kept_off_the_device(asked: list[str], objective: str):
+    run = TinyRun(tiny_config(algorithm={"objective": objective}), OnStandIn(asked))
+    kept: Any = run.trainer._objective
+    rows = kept.rows(run.rollout())[:4]
+    kept.keep(rows)
+    assert [old.device.type for old in kept._old.values()] == 4 * ["cpu"]
+    assert np.isfinite(kept.backward(rows, 1.0).loss)
+
+
 def test_no_denoising_step_waits_for_the_one_before(asked: list[str]):
     run = TinyRun(tiny_config(), OnStandIn(asked))
     states = run.sampler.begin([request(0, seed) for seed in range(3)])

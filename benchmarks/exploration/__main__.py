@@ -25,7 +25,7 @@ import argparse
 import json
 from collections.abc import Iterable
 
-from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, LARGE, TASKS, arm_config
+from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, LARGE, TASKS, arm_config, plain_arms
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, add_curve_options, curve_name
 from benchmarks.exploration.summary import summarise
 from benchmarks.exploration.tuning import Tuned, choose, tuned_of, tuning_curves
@@ -54,8 +54,8 @@ def reported_curves(
         for arm in dict.fromkeys([*arms, BASELINE]):
             tuned_as = ARMS[arm].unguarded or arm
             config = arm_config(task, arm, run_seed, tuned.recipes.get(tuned_as) if tuned else None)
-            length = ARMS[arm].iterations // share
-            wanted[arm, run_seed] = CurveWanted(curve_name(arm, config, length, 1), config, length)
+            length, every = ARMS[arm].iterations // share, ARMS[arm].every
+            wanted[arm, run_seed] = CurveWanted(curve_name(arm, config, length, every), config, length, every)
     return wanted
 
 
@@ -64,7 +64,7 @@ def main_arms(tuned: Tuned) -> list[str]:
     names = []
     for objective in ("nft", "grpo"):
         if arm := tuned.chosen.get(objective):
-            names += [arm, ARMS[arm].plain, ALL_GROUPS[objective]]
+            names += [arm, *plain_arms(objective), ALL_GROUPS[objective]]
             names += [name for name, other in ARMS.items() if other.unguarded == arm]
     return names
 

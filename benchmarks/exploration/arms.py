@@ -51,9 +51,10 @@ class Arm:
         objective: of `RECIPES`.
         settings: on top of the task's and the objective's.
         iterations: of a full run.
-        plain: the arm without exploration that has the same options of the objective; empty where this one
-            does not explore, or is compared with none.
+        plain: the arm without exploration that has the same options of the objective and as many prompts
+            an iteration; empty where this one does not explore, or is compared with none.
         unguarded: the arm that it is otherwise, if it has the preset's guards of the images, and its reward.
+        every: iterations between evaluations: more where an iteration takes a part of the others' time.
     """
 
     objective: str
@@ -61,6 +62,7 @@ class Arm:
     iterations: int
     plain: str = ""
     unguarded: str = ""
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,9 @@ _ALL_GROUPS = (*_PLAIN, "algorithm.zero_variance_groups=train")
 _16_OF_48 = ("algorithm.prompts_per_iteration=16", "exploration.prompts=48", "exploration.drafts=448")
 _32_OF_48 = ("algorithm.prompts_per_iteration=32", "exploration.prompts=48", "exploration.drafts=448")
 _16_OF_32 = ("algorithm.prompts_per_iteration=16", "exploration.prompts=32", "exploration.drafts=224")
+_8_OF_16 = ("algorithm.prompts_per_iteration=8", "exploration.prompts=16", "exploration.drafts=112")
+_16_OF_16 = ("algorithm.prompts_per_iteration=16", "exploration.prompts=16", "exploration.drafts=112")
+_PLAIN_16 = ("exploration.strategy=plain", "algorithm.prompts_per_iteration=16", "exploration.prompts=16")
 _LARGE_GROUPS = (
     "algorithm.prompts_per_iteration=4", "algorithm.group_size=16", "exploration.prompts=8",
     "exploration.candidates=48", "exploration.drafts=384",
@@ -143,13 +148,18 @@ ARMS = {
     "plain_awm": Arm("awm", _PLAIN, 24),
     "plain_grpo_guard": Arm("grpo-guard", _PLAIN, 40),
     "plain_dpo": Arm("dpo", _PLAIN, 24),
+    "off_policy_16": Arm("nft", (*_8_OF_16, _OFF_POLICY, _SHARED), 40, "plain_nft_shared_16", every=2),
+    "plain_nft_shared_16": Arm("nft", (*_PLAIN_16, _SHARED), 48, every=2),
+    "off_policy_grpo_16": Arm("grpo", (*_16_OF_16, _OFF_POLICY, _CLIP), 56, "plain_grpo_16", every=2),
+    "plain_grpo_16": Arm("grpo", _PLAIN_16, 80, every=2),
 }
 """`plain` does not explore and drops prompt groups without contrast. `all_groups` trains on them, too, and
 shares no noise, as DiffusionNFT's own code. `off_policy` trains on the chosen drafts, `stale` rolls their
 seeds out again, as in the paper. `_48` and `_32` say how many prompt groups are explored, in 448 and 224
 drafts, and `_32_of_48` that 32 of them are trained on, as many as without exploration; `_large` has groups of
-16 of at most 48 candidates, 4 of 8 groups. Flow-GRPO's window is the first three steps in every arm, so a
-prompt group shares it."""
+16 of at most 48 candidates, 4 of 8 groups. Iterations of `_16` are smaller: 16 prompt groups without
+exploration, or explored in 112 drafts, of which DiffusionNFT trains on 8 and Flow-GRPO on all. Flow-GRPO's
+window is the first three steps in every arm, so a prompt group shares it."""
 
 BASELINE = "plain_grpo"
 """Whose dollars on demand every arm is compared with."""
@@ -163,6 +173,11 @@ LARGE = ("off_policy_large", "off_policy_grpo_large")
 
 UNGUARDED = ("algorithm.kl_weight=0", "optimizer.ema_decay=0.7", "reward.options={}")
 """Without what keeps images good, so that what is measured is the reward's own signal alone."""
+
+
+def plain_arms(objective: str) -> list[str]:
+    """Return the arms without exploration that exploring ones of an objective are compared with."""
+    return list(dict.fromkeys(arm.plain for arm in ARMS.values() if arm.objective == objective and arm.plain))
 
 
 def arms_of(task: str) -> list[str]:

@@ -10,7 +10,8 @@ as if it did at its end, which makes the ratio smaller; one of the faster arm co
 
 The exploring arm of each objective was chosen beforehand, on other prompts
 (`benchmarks/exploration/tuning.py`), or else it is the one asked for. It is compared with the arm without
-exploration that has the same options, and with the one that trains on all prompt groups. Arms with the
+exploration that has the same options and as many prompts an iteration, with the one of another number of
+prompts, and with the one that trains on all prompt groups. Arms with the
 preset's guards have another reward: of them only exact matches and images are told.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE
+from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, plain_arms
 from benchmarks.exploration.in_process_cluster import TRAIN
 from benchmarks.exploration.learning_curve import Curve, measure_of
 from benchmarks.exploration.modelled_fleet import (
@@ -285,6 +286,7 @@ def _exploration(none: ArmCurves, arm: ArmCurves, arms: Mapping[str, ArmCurves])
     }
     targets = none.targets()
     others = [other for name, other in arms.items() if ARMS[name].plain == none.name]
+    objective = ARMS[arm.name].objective
     figures: dict[str, Any] = {
         "best": arm.name,
         "against": none.name,
@@ -304,6 +306,9 @@ def _exploration(none: ArmCurves, arm: ArmCurves, arms: Mapping[str, ArmCurves])
             replace(none, measure="exact"), replace(arm, measure="exact"), MIXED
         ),
         "public_split_time_ratio_75": public,
+        "time_ratio_75_against": {
+            name: time_ratio_75(arms[name], arm, MIXED) for name in plain_arms(objective) if name in arms
+        },
         "time_ratio_75_by_arm": {other.name: time_ratio_75(none, other, MIXED) for other in others},
         "gain_at_equal_time": gains_at_equal(none, others, lambda each: each.iteration_s(MIXED)),
         "gain_at_equal_trained": gains_at_equal(none, others, lambda each: each.trained),

@@ -220,6 +220,7 @@ def test_the_summary_of_hand_made_curves():
     for seed in range(3):
         curves["plain_grpo", seed] = made(RISING, drafts=0)
         curves["all_groups_grpo", seed] = made(RISING, drafts=0)
+        curves["plain_grpo_16", seed] = made([gain for gain in RISING for _ in "ab"], drafts=0)
         curves["stale_grpo_32_of_48", seed] = made([0.1, *QUICK])
         curves["off_policy_grpo_32", seed] = made(QUICK)
     figures = summary("ocr-graded", curves)
@@ -234,6 +235,8 @@ def test_the_summary_of_hand_made_curves():
     assert explored["grpo"]["generated_ratio_75"]["median"] == pytest.approx(2 * 96 / 144, abs=1e-3)
     assert explored["grpo"]["exact_time_ratio_75"] == explored["grpo"]["time_ratio_75"]
     assert set(explored["grpo"]["time_ratio_75_by_arm"]) == {"stale_grpo_32_of_48", "off_policy_grpo_32"}
+    against = {name: found["median"] for name, found in explored["grpo"]["time_ratio_75_against"].items()}
+    assert against == pytest.approx({"plain_grpo": 2, "plain_grpo_16": 4}, rel=0.05), "half as fast a gain"
     # 96 rollouts on 12 devices, then 64 trained samples on 4 or 48 drafts on 8: training outlasts drafts.
     assert explored["grpo"]["public_split_time_ratio_75"]["61%"]["median"] == pytest.approx(2, abs=1e-3)
     assert (
@@ -280,8 +283,14 @@ def test_a_public_split_is_of_a_step_that_trains_on_all_that_it_generates():
 def test_arms_differ_by_what_they_are_named_for(task):
     for name in arms_of(task):
         config, spent = arm_config(task, name, 0), ARMS[name]
-        trained = config.algorithm.prompts_per_iteration * config.algorithm.group_size
-        assert trained == (64 if spent.plain and not name.endswith("_32_of_48") else 128)
+        algorithm, exploration = config.algorithm, config.exploration
+        trained = algorithm.prompts_per_iteration * algorithm.group_size
+        if name.endswith("_16"):
+            assert trained == (32 if name == "off_policy_16" else 64)
+            assert exploration.prompts == 16 and (exploration.drafts == 112 or not spent.plain)
+            assert spent.every == 2, "evaluated as often in as much time"
+        else:
+            assert trained == (64 if spent.plain and not name.endswith("_32_of_48") else 128)
         assert (config.exploration.strategy == "plain") == (not spent.plain)
         if spent.plain:
             plain = arm_config(task, spent.plain, 0)
@@ -304,7 +313,11 @@ def tuning(late: dict[str, int], task: str = "ocr-graded"):
 
 def test_the_recipe_of_each_arm_and_the_arm_of_each_objective_are_chosen_on_tuning_curves():
     curves = tuning(
-        {"off_policy_32": 1, "stale_32": 2, "off_policy_grpo_32": 1, "off_policy_grpo_32_of_48": 1}
+        {
+            "off_policy_32": 1,
+            **dict.fromkeys(("stale_32", "off_policy_16"), 2),
+            **dict.fromkeys(("off_policy_grpo_16", "off_policy_grpo_32", "off_policy_grpo_32_of_48"), 1),
+        }
     )
     tuned = choose("ocr-graded", curves)
     assert tuned.chosen == {"nft": "off_policy_48", "grpo": "stale_grpo_32_of_48"}
@@ -326,14 +339,17 @@ def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, mon
     with pytest.raises(SystemExit):
         main.main()
     assert "has been tuned by this commit: call with --tuning first" in capsys.readouterr().err
-    store, curves = CurveStore("tuning-ocr-graded", "abc"), tuning({"off_policy_32": 1})
+    late = {"off_policy_32": 1, "off_policy_16": 1}
+    store, curves = CurveStore("tuning-ocr-graded", "abc"), tuning(late)
     for key, want in tuning_curves("ocr-graded").items():
         store.save(want.name, curves[key])
     with pytest.raises(SystemExit):
         main.main()
     assert "no chosen arm has curves yet" in capsys.readouterr().err
     tuned = choose("ocr-graded", curves)
-    assert main.main_arms(tuned)[:3] == ["off_policy_48", "plain_nft_shared", "all_groups_nft"]
+    assert main.main_arms(tuned)[:4] == [
+        "off_policy_48", "plain_nft_shared", "plain_nft_shared_16", "all_groups_nft"
+    ]  # fmt: skip
     store = CurveStore("exploration-ocr-graded", "abc")
     wanted = main.reported_curves("ocr-graded", main.main_arms(tuned), 2, tuned)
     assert wanted["off_policy_48", 0].config.optimizer.warmup_steps == RECIPES["nft"][1].warmup_steps
@@ -404,7 +420,7 @@ def test_the_kept_curves_are_those_that_the_arms_of_today_ask_for():
         if want.name in kept
     }
     tuned = choose("ocr-graded", curves)
-    assert tuned.chosen == {"nft": "off_policy_32", "grpo": "off_policy_grpo_32"}
+    assert tuned.chosen == {"nft": "off_policy_32", "grpo": "off_policy_grpo_16"}
     assert tuned.figures["arms"]["off_policy_32"]["time_ratio_75"] == pytest.approx(2.2, abs=0.1), "README"
     arms = [arm for arm in main_arms(tuned) if arm != "all_groups_grpo"]  # which is not made yet
     reported = reported_curves("ocr-graded", arms, 8, tuned)

@@ -122,23 +122,6 @@ def sources() -> dict[str, Path]:
     return {file.parent.name if file.stem == "__main__" else file.stem: file for file in sorted(files)}
 
 
-def read_judgements(path: Path = JUDGEMENTS) -> dict[str, Any]:
-    """What is said about the results; an entry has what it lacks from the one that it is `like`.
-
-    Raises:
-        JudgementError: one is like an entry that is not there.
-    """
-    judgements = tomllib.loads(path.read_text(encoding="utf-8"))
-    entries = judgements["result"]
-    for name, entry in entries.items():
-        if "like" in entry and entry["like"] not in entries:
-            raise JudgementError(f"{name} is like {entry['like']!r}, of which nothing is said")
-    judgements["result"] = {
-        name: {**entries.get(entry.get("like"), {}), **entry} for name, entry in entries.items()
-    }
-    return judgements
-
-
 def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> None:
     """Each result is a study's, or has a judgement that was written for it and is in one section.
 
@@ -268,7 +251,7 @@ def generated() -> dict[Path, str]:
         JudgementError: results and judgements do not fit each other.
     """
     results = read_results()
-    judgements = read_judgements()
+    judgements = tomllib.loads(JUDGEMENTS.read_text(encoding="utf-8"))
     gpu = results.pop(GPU, None)
     check_judgements(results, judgements)
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from benchmarks.documents.measurements import (
     check_judgements,
     document,
     fill,
-    read_judgements,
     result_lines,
     with_block,
 )
@@ -55,20 +53,6 @@ def test_figures_are_found_by_their_path_and_put_in_words(text: str, filled: str
 
 def test_a_cell_without_a_figure_has_no_unit():
     assert [cell(text, FIGURES) for text in ("{gap:.2f} s", "{goodput:.2f} s")] == ["–", "0.14 s"]
-
-
-def test_an_entry_has_what_it_lacks_from_the_one_that_it_is_like(tmp_path: Path):
-    path = tmp_path / "judgements.toml"
-    path.write_text(
-        '[result.one]\ntitle = "One"\nkind = "**Measured**."\n[result.two]\nlike = "one"\ntitle = "Two"'
-    )
-    assert read_judgements(path)["result"] == {
-        "one": {"title": "One", "kind": "**Measured**."},
-        "two": {"like": "one", "title": "Two", "kind": "**Measured**."},
-    }
-    path.write_text('[result.two]\nlike = "three"')
-    with pytest.raises(JudgementError, match="two is like 'three'"):
-        read_judgements(path)
 
 
 def test_a_study_whose_code_is_gone_keeps_its_figures_and_the_commit_that_had_it():

@@ -131,21 +131,27 @@ class Sampler:
         for batch in self._batches(states):
             self._predicted(self._padded(batch))
 
-    def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
-        """Return encoded prompts, with the images that they ask to change, one row each.
+    def encode(self, requests: Iterable[SampleRequest]) -> None:
+        """Encode new prompts, with the images that they ask to change, and keep them in host memory.
 
-        Each distinct one is encoded once, and kept in host memory: a large family's would fill a device.
-        Those that were used longest ago make room for others.
+        A large family's would fill a device. Asking for many at once spares a model that has to fetch its
+        encoders first from doing so again and again.
         """
-        asked = list(requests)
-        wanted = [(request.prompt, request.source) for request in asked]
-        distinct, cache = dict.fromkeys(wanted), self._prompt_cache
-        if new := [prompt for prompt in distinct if prompt not in cache]:
-            # Together, as a model may have to fetch its encoders first.
+        asked, cache = list(requests), self._prompt_cache
+        if new := [prompt for prompt in dict.fromkeys(map(_prompt_of, asked)) if prompt not in cache]:
             encoded = self._encoded(new, self._model_of(asked[0])).to("cpu")
             cache |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
             self._cached_bytes += sum(cache[prompt].nbytes for prompt in new)
-        rows = {prompt: cache.pop(prompt) for prompt in distinct}
+
+    def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
+        """Return encoded prompts, one row each; each distinct one is encoded once.
+
+        Those that were used longest ago make room for others.
+        """
+        asked = list(requests)
+        self.encode(asked)
+        wanted, cache = [_prompt_of(request) for request in asked], self._prompt_cache
+        rows = {prompt: cache.pop(prompt) for prompt in dict.fromkeys(wanted)}
         cache |= rows  # the last ones used are the last ones in it
         while self._cached_bytes > _PROMPTS_BYTES and len(cache) > len(rows):
             self._cached_bytes -= cache.pop(next(iter(cache))).nbytes
@@ -303,6 +309,11 @@ def _refuse_not_finite(rows: np.ndarray, states: Sequence[SampleState], step: in
         f"the latents of {_named(states[row].request)} are not finite after denoising step {step}{since}"
         f"{_ADVICE}"
     )
+
+
+def _prompt_of(request: SampleRequest) -> tuple[str, str]:
+    """Return what is encoded of a request: its text, and the image to change."""
+    return request.prompt, request.source
 
 
 def _named(request: SampleRequest) -> str:

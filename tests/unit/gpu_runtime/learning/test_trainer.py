@@ -15,6 +15,7 @@ from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, tran
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.trainer import MovingAverage
 from gpu_runtime.learning.weights import weights_digest
+from gpu_runtime.models.protocol import Conditioning
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 from tests.tiny_model import TinyModel
@@ -389,3 +390,18 @@ def test_average_shares_no_memory_with_what_it_was_given() -> None:
     average.load(loaded, training_steps=0)
     average.update(lambda: weights(5))
     assert loaded["w"].tolist() == [2]
+
+
+def test_offloaded_encoders_are_fetched_once_for_all_prompts_of_an_iteration(monkeypatch: pytest.MonkeyPatch):
+    settings = config(model={"encoders": "offload"}, sampling={"batch_size": 4})
+    samples, run = TinyRun(settings).rollout(), TinyRun(settings)
+    asked: list[list[str]] = []
+    encode = run.model.encode_prompts
+
+    def counted(prompts: Sequence[str]) -> Conditioning:
+        asked.append(list(prompts))
+        return encode(prompts)
+
+    monkeypatch.setattr(run.model, "encode_prompts", counted)
+    run.trainer.train(samples)
+    assert len(asked) == 1 and len(asked[0]) == len({one.request.prompt_id for one in samples}) > 1

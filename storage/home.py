@@ -97,7 +97,8 @@ class Home:
 
     def run(self, run_id: str) -> Path:
         """Return the folder of one run's whole record. It is inside the home, whatever the run's name."""
-        name = quote(run_id, safe="")
+        # A foreign folder's name need not be UTF-8.
+        name = quote(run_id, safe="", errors="surrogateescape")
         return self.runs / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
     def run_ids(self) -> list[str]:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from storage.errors import StorageError
+from storage.home import Home
 from storage.record.files import (
     ASIDE,
     CHECKPOINT,
@@ -57,8 +58,6 @@ from storage.record.files import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from storage.home import Home
 
 RUN_FILE, NOTES_FILE, EVENTS_FILE = "run.json", "notes.json", "events.jsonl"
 
@@ -92,12 +91,18 @@ class RunFolder:
 
     @property
     def copied(self) -> str:
-        """The problem with the folder of a run that was copied under another name; empty for any other."""
+        """The problem with a run's folder that was copied or renamed to another name; empty for any other."""
         named = None
         with suppress(StorageError):  # damaged: reading it reports that
             named = read_json(self.path / RUN_FILE).get("run_id")
         if named in (None, self.run_id):
             return ""
+        original = Home(self.path.parent.parent).run(str(named))
+        if not RunFolder(original).exists:
+            return (
+                f"{self.path} is run {named!r} under another name, and left out; rename the folder to "
+                f"{original.name}"
+            )
         return (
             f"{self.path} is a copy of run {named!r} under another name, and left out, as its rows would "
             "count twice; move the folder out of the home"
@@ -367,7 +372,9 @@ def bare_folders(home: Home) -> str:
         if not RunFolder(home.run(run_id)).exists
         and set(os.listdir(home.run(run_id))) not in ({"history"}, {EVENTS_FILE}, {"history", EVENTS_FILE})
     ]
-    copies = list(filter(None, (RunFolder(home.run(run_id)).copied for run_id in home.run_ids())))
+    # Also those with a name that no run gets, such as `RUN (copy)`.
+    described = sorted(home.runs.glob(f"[!._]*/{RUN_FILE}"))
+    copies = list(filter(None, (RunFolder(file.parent).copied for file in described)))
     problems = [f"{copies[0]} ({len(copies)} such folders in {home.runs})"] if copies else []
     if bare:
         problems.append(

@@ -285,6 +285,7 @@ class TestTheFolder:
         (store.home.runs / "stray.txt").write_text("x")
         (store.home.runs / "stray").mkdir()
         (store.home.runs / "notes of mine").mkdir()
+        (store.home.runs / os.fsdecode(b"caf\xe9")).mkdir()  # from a disk that is not in UTF-8
         assert contents(store) == whole
         assert "stray has no run.json" in bare_folders(store.home)
         store.folder("glyphs-sample").sweep(-1)
@@ -304,6 +305,19 @@ class TestTheFolder:
         assert problem in bare_folders(store.home)
         with pytest.raises(StorageError, match=problem):
             store.run("backup")
+
+    @pytest.mark.parametrize("name", ["best", "glyphs-sample (best)"])
+    def test_a_renamed_run_is_not_called_a_copy(self, store: RunStore, name: str):
+        """It may be the only one: nobody should be told to move it out of the home."""
+        write_sample_run(store, iterations=2)
+        whole, named = contents(store), store.home.run("glyphs-sample")
+        renamed = named.rename(store.home.runs / name)
+        assert store.runs() == []
+        problem = bare_folders(store.home)
+        assert f"{renamed} is run 'glyphs-sample' under another name, and left out" in problem
+        assert "rename the folder to glyphs-sample" in problem and "move" not in problem
+        renamed.rename(named)
+        assert contents(store) == whole and bare_folders(store.home) == ""
 
     def test_threads_take_turns(self, store: RunStore):
         store.create_run("r", RunConfig(), {}, os.getpid())

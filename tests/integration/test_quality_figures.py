@@ -68,6 +68,19 @@ def test_a_score_is_better_where_its_interval_leaves_zero_out(store: RunStore, r
     assert verdict(view)[1].startswith(f"**{found}: score 0.33 ")
 
 
+def test_the_change_is_that_of_prompts_also_if_some_have_fewer_judged_images(store: RunStore):
+    """The interval is one over prompts; around the mean of images it would take a clear change for none."""
+    for iteration, later in ((0, 0.3), (5, 0.8)):
+        images = [JudgedImage(0, seed, "sign 0", "", 0.3, False, "", None) for seed in range(8)]
+        images += [JudgedImage(n, 0, f"sign {n}", "", later, False, "", None) for n in range(1, 12)]
+        store.commit_evaluation(EvaluationRecord("r", iteration, iteration, 0.0, 1.0, 0.5, 0.0, images))
+    view = read_run(store, "r")
+    interval = tagged_estimates([0.0] + [0.5] * 11, [""] * 12, -1.0).overall
+    assert interval.low > 0 and view.change is not None and view.change.is_clear
+    assert view.change.mean - view.change.margin == pytest.approx(interval.low)
+    assert view.change.after - view.change.before == pytest.approx(view.change.mean)
+
+
 def test_an_image_that_was_not_judged_has_neither_gained_nor_lost(store: RunStore):
     failed = {0: {0, 2}, 10: set[int](), 20: {1, 2}}
     for iteration, places in failed.items():

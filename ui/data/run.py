@@ -6,7 +6,6 @@ damaged.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ class Change:
         margin: distance from it to the further bound of its 95 % interval (`storage/evaluations/figures.py`),
             which is the bound on the side of zero.
         images: pairs compared.
-        before, after: means over the pairs.
+        before, after: means over the prompts, of which some may have fewer pairs than others.
     """
 
     mean: float
@@ -274,15 +273,14 @@ def _change(pairs: pd.DataFrame) -> Change | None:
     if pairs.empty:
         return None
     # Rows of the same text are one prompt, as in `spotlight evaluate --compare`.
-    before_N, after_N = (np.asarray(pairs[name], dtype=float) for name in ("before", "after"))
-    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
-    for prompt, difference in zip(pairs["prompt"], after_N - before_N, strict=True):
-        by_prompt[str(prompt)].append(float(difference))
-    differences = [statistics.fmean(of_prompt) for of_prompt in by_prompt.values()]
+    by_prompt: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for prompt, before, after in zip(pairs["prompt"], pairs["before"], pairs["after"], strict=True):
+        by_prompt[str(prompt)].append((before, after))
+    before_N, after_N = np.array([np.mean(each, axis=0) for each in by_prompt.values()]).T
+    differences = (after_N - before_N).tolist()
     found = tagged_estimates(differences, [""] * len(differences), lowest=-1.0).overall
-    before, after = float(before_N.mean()), float(after_N.mean())
     margin = max(found.high - found.mean, found.mean - found.low)
-    return Change(after - before, margin, len(pairs), before, after)
+    return Change(found.mean, margin, len(pairs), float(before_N.mean()), float(after_N.mean()))
 
 
 IDLE_SPOT_ADVICE = (

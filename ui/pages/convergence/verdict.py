@@ -27,7 +27,7 @@ def verdict(view: RunView) -> tuple[Literal["better", "worse", "even", "waiting"
         tells = "The next evaluation tells whether training helps."
         return "waiting", f"**Score before training: {scores.iloc[0]:.2f}.** {tells}"
     if change is None:  # a simulated run has no images, nor has one without a judged image of both
-        tells = f"after {iterations} iterations; no image of both evaluations tells how sure that is."
+        tells = f"after {iterations} iterations; no interval, as no image was judged in both evaluations."
         return "waiting", f"**Score {scores.iloc[0]:.2f} → {scores.iloc[-1]:.2f}**, {tells}"
     if short := too_short(iterations):
         kind, found = "waiting", short.capitalize()

@@ -30,6 +30,9 @@ _EXAMPLES = "_examples"
 _ENTRIES = "[!.]*"
 """The entries of a folder except those being written, fetched or moved aside, which begin with a dot."""
 
+_RUN = "url_decode(parse_filename(parse_dirpath(filename)))"
+"""The run that a file's folder is named after; the rows of a copy under another name are of its original."""
+
 _log = logging.getLogger(__name__)
 
 _LIVE = ("iteration", "evaluation", "part")
@@ -101,10 +104,12 @@ def _views(home: Home) -> Iterator[str]:
     yield f"costs AS {COSTS}"
     for table, columns in EVALUATION_COLUMNS.items():
         yield f"{table} AS {select_rows([f'{evaluations}/{table}.parquet'], columns)}"
-    yield _described("runs", f"{runs}/{RUN_FILE}", "run_id")
-    yield _described("separate_evaluations", f"{evaluations}/{EVALUATION_FILE}", "evaluation_id")
-    yield _described("reproductions", f"{globbed(home.reproductions)}/{_ENTRIES}.json", "reproduction_id")
-    run_id = "url_decode(parse_filename(parse_dirpath(filename))) AS run_id"
+    yield _described("runs", f"{runs}/{RUN_FILE}", f"run_id = {_RUN}")
+    yield _described("separate_evaluations", f"{evaluations}/{EVALUATION_FILE}", "evaluation_id IS NOT NULL")
+    yield _described(
+        "reproductions", f"{globbed(home.reproductions)}/{_ENTRIES}.json", "reproduction_id IS NOT NULL"
+    )
+    run_id = f"{_RUN} AS run_id"
     yield (
         f"events AS SELECT {run_id}, row_number() OVER (PARTITION BY filename) AS event_id, * "
         f"EXCLUDE (filename) FROM read_json('{runs}/{EVENTS_FILE}', format = 'newline_delimited', "
@@ -140,13 +145,17 @@ def _counted_rows(runs: str, table: str, columns: Mapping[str, pa.DataType]) -> 
     return (
         f"SELECT * EXCLUDE (folder, counts, filename){f' REPLACE ({replaced})' if replaced else ''} "
         f"FROM counted_folders RIGHT JOIN read_parquet([{files}], union_by_name = true, filename = true) "
-        f"ON folder = parse_dirpath(filename) WHERE coalesce(counts, NOT starts_with({name}, 'part-'))"
+        f"ON folder = parse_dirpath(filename) WHERE coalesce(counts, NOT starts_with({name}, 'part-')) "
+        f"AND run_id = {_RUN.replace('filename)', 'parse_dirpath(filename))')}"
     )
 
 
-def _described(table: str, files: str, key: str) -> str:
+def _described(table: str, files: str, condition: str) -> str:
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in DESCRIBED[table].items())
-    return f"{table} AS SELECT * FROM read_json('{files}', columns = {{{columns}}}) WHERE {key} IS NOT NULL"
+    return (
+        f"{table} AS SELECT * EXCLUDE (filename) FROM read_json('{files}', columns = {{{columns}}}, "
+        f"filename = true) WHERE {condition}"
+    )
 
 
 def _make_examples(home: Home) -> None:

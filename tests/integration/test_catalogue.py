@@ -126,6 +126,17 @@ def test_what_is_being_written_or_fetched_is_in_no_view(store: RunStore):
     assert {table: answer(home, f"SELECT count(*) FROM {table}") for table in tables} == before
 
 
+def test_a_copy_of_a_run_under_another_name_counts_for_nothing(store: RunStore):
+    tables, runs = ("runs", "samples", "costs", "evaluations"), {"r", ".hidden", "a run of +1 %"}
+    for run_id in runs:
+        write_sample_run(store, run_id, iterations=2)
+    before = {table: answer(store.home, f"SELECT * FROM {table} ORDER BY ALL") for table in tables}
+    assert {row[0] for row in before["runs"]} == {row[0] for row in before["samples"]} == runs
+    for name in ("backup", "r (copy)"):
+        shutil.copytree(store.home.run("r"), store.home.runs / name)
+    assert {table: answer(store.home, f"SELECT * FROM {table} ORDER BY ALL") for table in tables} == before
+
+
 def compacted(store: RunStore) -> None:
     """A run of four iterations, three of them in a part, whose folders are still there."""
     store.create_run("a", RunConfig(), {}, os.getpid())

@@ -125,18 +125,29 @@ class Policy:
 
     @contextmanager
     def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Make the trained weights others within this context."""
-        current = {name: weight.detach().clone() for name, weight in self.trained.items()}
+        """Exchange the trained weights for others within this context.
+
+        Tensor by tensor, as a further copy of all may not fit on the device.
+
+        Args:
+            weights: the others, by name; meanwhile these tensors have the values of the trained ones.
+        """
+        exchanged: list[str] = []
         try:
-            self._copy(weights)
+            for name in self.trained:
+                _exchange(self.trained[name], weights[name])
+                exchanged.append(name)
             yield
         finally:
-            self._copy(current)
+            for name in exchanged:
+                _exchange(self.trained[name], weights[name])
 
-    def _copy(self, source: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, weight in self.trained.items():
-                weight.copy_(source[name])
+
+@torch.no_grad()
+def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
+    before = one.clone()
+    one.copy_(other)
+    other.copy_(before)
 
 
 def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, seed: int) -> None:

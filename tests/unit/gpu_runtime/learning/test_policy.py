@@ -71,6 +71,21 @@ def test_reference_is_the_model_before_training_and_restores_to_the_bit(mode: st
     assert all(weight.requires_grad for weight in policy.trained.values())
 
 
+def test_other_weights_are_held_without_a_further_copy_of_all() -> None:
+    policy = Policy(TinyModel(), adaptation("full"), seed=0)
+    ours = {name: weight.detach().clone() for name, weight in policy.trained.items()}
+    theirs = {name: weight + 1 for name, weight in ours.items()}
+    others = {name: weight.clone() for name, weight in theirs.items()}
+    with policy.holding(others):
+        assert all(torch.equal(policy.trained[name], theirs[name]) for name in ours)
+        assert all(torch.equal(others[name], ours[name]) for name in ours), "here they wait"
+    assert all(torch.equal(others[name], theirs[name]) for name in ours)
+    others[next(reversed(others))] = torch.zeros(2, 3, 5)  # cannot be exchanged
+    with pytest.raises(RuntimeError), policy.holding(others):
+        pass
+    assert all(torch.equal(policy.trained[name], ours[name]) for name in ours)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_reference_restores_after_an_error(mode: str) -> None:
     model = TinyModel()

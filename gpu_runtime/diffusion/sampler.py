@@ -35,6 +35,9 @@ def stream_of(request: SampleRequest) -> NoiseStream:
 _PROMPTS_BYTES = 4 << 30
 """Host memory for encoded prompts: a thousand of Qwen-Image's longest, so that an evaluation's stay."""
 
+_ENCODED_TOGETHER = 32
+"""Most prompts that are on the device at once after they are encoded: half a gigabyte of a large family's."""
+
 
 class Sampler:
     """A generator of samples with the model's current weights, in batches of one fixed shape.
@@ -138,7 +141,9 @@ class Sampler:
         encoders first from doing so again and again.
         """
         asked, cache = list(requests), self._prompt_cache
-        if new := [prompt for prompt in dict.fromkeys(map(_prompt_of, asked)) if prompt not in cache]:
+        prompts = [prompt for prompt in dict.fromkeys(map(_prompt_of, asked)) if prompt not in cache]
+        for start in range(0, len(prompts), _ENCODED_TOGETHER):
+            new = prompts[start : start + _ENCODED_TOGETHER]
             encoded = self._encoded(new, self._model_of(asked[0])).to("cpu")
             cache |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
             self._cached_bytes += sum(cache[prompt].nbytes for prompt in new)

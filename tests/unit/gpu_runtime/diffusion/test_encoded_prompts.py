@@ -39,3 +39,22 @@ def test_prompts_used_longest_ago_make_room(monkeypatch: pytest.MonkeyPatch):
     assert asked(1) == [second]
     assert asked(0, 1, 2, 3) == [first], "all that one batch needs, above the bound"
     assert asked(1) == [] and asked(0) == [first], "the bound holds again after it"
+
+
+def test_many_prompts_are_on_the_device_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    model, together = TinyModel(), list[list[str]]()
+
+    def encode(prompts: list[str]):
+        together.append(prompts)
+        return TinyModel.encode_prompts(model, prompts)
+
+    monkeypatch.setattr(model, "encode_prompts", encode)
+    monkeypatch.setattr(sampler, "_ENCODED_TOGETHER", 3)
+    under_test = Sampler(model, tiny_config().sampling)
+    asked = [request(number, 0) for number in range(4)]
+    under_test.encode(asked)
+    assert together == [list(PROMPTS[:3]), list(PROMPTS[3:])]
+    assert torch.equal(
+        under_test.conditioning(asked).embeds_BLE, TinyModel().encode_prompts(PROMPTS).embeds_BLE
+    )
+    assert len(together) == 2, "they are kept"

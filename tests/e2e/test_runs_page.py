@@ -80,6 +80,17 @@ def test_runs_of_checks_are_left_out_marked_and_found(store: RunStore):
     assert listed(page) == ["again"]
 
 
+def test_a_run_whose_folder_was_renamed_is_not_silently_gone(store: RunStore):
+    for run_id in ("kept", "renamed"):
+        begun(store, run_id)
+    assert not opened_page(page_file("runs"), {}).warning
+    store.home.run("renamed").rename(store.home.runs / "best")
+    read_anew()
+    page = opened_page(page_file("runs"), {})
+    assert listed(page) == ["kept"]
+    assert "rename the folder to renamed" in page.warning[0].value
+
+
 def test_scores_of_other_rewards_and_base_models_are_not_drawn_beside_them(page: AppTest):
     page.multiselect("compared").set_value(["shapes-2", "glyphs-1", "shapes-1"]).run()
     assert not page.exception

@@ -201,6 +201,12 @@ def _standing(overview: pd.DataFrame) -> list[tuple[str, str]]:
     return list(zip(overview["run_id"], overview["status"], strict=True))
 
 
+def show_left_out(home: Path) -> None:
+    """Name the folders of runs that lists leave out, if there are some."""
+    if left_out := bare_folders(Home(home)):
+        st.warning(plain_markdown(left_out), icon=":material/database_off:")
+
+
 def _show_nothing(home: Path) -> None:
     try:
         empty = load_overview(home).empty
@@ -209,8 +215,7 @@ def _show_nothing(home: Path) -> None:
     if not empty:
         st.rerun()
     st.title("No runs yet")
-    if bare := bare_folders(Home(home)):
-        st.warning(plain_markdown(bare), icon=":material/database_off:")
+    show_left_out(home)
     st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")
     st.code("spotlight train --preset glyphs", language="bash")
     st.caption(

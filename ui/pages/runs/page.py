@@ -11,7 +11,7 @@ from storage.errors import SpotlightError
 from storage.home import Home
 from storage.record.run_store import LONGEST_NOTE, RunStore
 from ui.elements.formatting import duration, moment, plain_markdown
-from ui.elements.run_page import show_home_page
+from ui.elements.run_page import show_home_page, show_left_out
 from ui.pages.runs.comparison import show_comparison
 from ui.pages.runs.data import load_table, matching
 
@@ -122,6 +122,7 @@ def _show_runs(home: Path) -> None:
     if table.empty:  # a home of checks alone, as after `spotlight what-if --record`
         table = load_table(home, archived=archived)
     st.header("Runs", anchor=False)
+    show_left_out(home)
     shown, filtered_by = _show_filters(table)
     _show_table(shown)
     _show_notes(home, table)

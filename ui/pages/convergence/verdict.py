@@ -26,7 +26,7 @@ def verdict(view: RunView) -> tuple[Literal["better", "worse", "even", "waiting"
     if change is None and not iterations:
         tells = "The next evaluation tells whether training helps."
         return "waiting", f"**Score before training: {scores.iloc[0]:.2f}.** {tells}"
-    if change is None:  # a simulated run has no images, nor has one without a judged image of both
+    if change is None:  # a simulated run has no images; of another one the scorer may have failed on all
         tells = f"after {iterations} iterations; no interval, as no image was judged in both evaluations."
         return "waiting", f"**Score {scores.iloc[0]:.2f} → {scores.iloc[-1]:.2f}**, {tells}"
     if short := too_short(iterations):

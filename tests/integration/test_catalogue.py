@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import duckdb
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from storage.config.run_config import RunConfig
 from storage.home import Home
@@ -148,18 +149,47 @@ def compacted(store: RunStore) -> None:
     ] == [1, 3]
 
 
+class Watched(LocalFileSystem):
+    """The machine's files under `watched://`; it notes what is looked for."""
+
+    protocol = "watched"
+    asked: ClassVar[list[str]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("watched://"))
+
+    def glob(self, path: str, maxdepth: int | None = None, **further: Any) -> Any:
+        self.asked.append(Path(path).name)
+        return super().glob(path, maxdepth, **further)
+
+
 def test_a_query_finds_parts_before_rows(store: RunStore):
     """The part that is made after that is left out; found the other way round, its folders would be, too."""
     compacted(store)
     with duckdb.connect(str(store.home.database), read_only=True) as connection:
-        connection.execute("CALL enable_logging('FileSystem')")
-        assert connection.execute("SELECT count(DISTINCT iteration) FROM worker_states").fetchall() == [(4,)]
-        logged = connection.execute(
-            "SELECT message FROM duckdb_logs WHERE message LIKE '%OPEN%' ORDER BY timestamp"
+        views = connection.execute(
+            "SELECT sql FROM duckdb_views() WHERE view_name IN ('counted_folders', 'worker_states') "
+            "ORDER BY view_name"
         ).fetchall()
-    opened = [Path(json.loads(message)["path"]).name for (message,) in logged]
-    assert {*opened} == {"part.json", "worker_states.parquet"}
-    assert set(opened[: opened.index("worker_states.parquet")]) == {"part.json"}
+    with duckdb.connect() as connection:
+        connection.register_filesystem(Watched())
+        for (view,) in views:
+            connection.execute(view.replace(str(store.home.runs), f"watched://{store.home.runs}"))
+        Watched.asked.clear()
+        assert connection.execute("SELECT count(DISTINCT iteration) FROM worker_states").fetchall() == [(4,)]
+    assert {*Watched.asked} == {"part.json", "worker_states.parquet"}
+    assert Watched.asked.index("worker_states.parquet") == Watched.asked.count("part.json")
+
+
+def test_a_home_of_many_parts_is_queried_in_little_memory(store: RunStore):
+    compacted(store)
+    (part,) = store.folder("a").listing().parts
+    for number in range(20):
+        shutil.copytree(part.path, store.home.runs / f"b{number}" / part.path.name)
+    with duckdb.connect(str(store.home.database), read_only=True) as connection:
+        connection.execute("SET memory_limit = '200MB'")
+        assert connection.execute("SELECT count(DISTINCT iteration) FROM worker_states").fetchall() == [(4,)]
 
 
 def test_a_part_that_was_made_too_late_is_left_out(store: RunStore):

@@ -380,7 +380,7 @@ def _losses(connection: RecordConnection, run_id: str) -> tuple[Loss, ...]:
 def _unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[UnjoinedDevice, ...]:
     """Return the devices that never joined a run in which others did, in the order of the settings.
 
-    None of a simulated run: its policy and its trace decide on the devices, not the settings.
+    A simulated run has none: its policy and its trace decide on the devices, not the settings.
     """
     config = connection.execute(
         "SELECT config FROM runs WHERE run_id = ? AND status <> 'simulated'", [run_id]

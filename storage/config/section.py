@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -28,7 +29,24 @@ OptionValues = dict[str, Any]
 """Options of what a setting names, as they were given; the thing itself declares and reads them."""
 
 
-class Section(BaseModel):
+class _ReadUndisturbed(type(BaseModel)):
+    """Creates sections without a garbage collection in the middle of reading their docstrings.
+
+    Up to Python 3.11.7 reading source fails if a collection meanwhile lets another thread read some, too
+    (python/cpython#106905).
+    """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> type:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return super().__new__(cls, *arguments, **options)
+        finally:
+            if collects:
+                gc.enable()
+
+
+class Section(BaseModel, metaclass=_ReadUndisturbed):
     """Base of all sections: frozen, refuses unknown keys, field docstrings become descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

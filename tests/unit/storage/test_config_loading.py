@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -240,3 +243,22 @@ def test_settings_that_this_version_does_not_have_are_refused():
 def test_damaged_settings_are_refused(stored: Any):
     with pytest.raises(ConfigurationError, match="run r"):
         stored_config(stored, "run r", "use its commit")
+
+
+def test_a_collection_in_the_middle_of_a_docstring_changes_nothing(tmp_path: Path):
+    (tmp_path / "late.py").write_text(
+        "from storage.config.section import Section\n"
+        "class Late(Section):\n"
+        "    size: int = 1\n"
+        '    """How large."""\n'
+    )
+    # What a collection runs reads source, as another thread may that it lets run.
+    disturbed = (
+        "import ast, gc; from storage.config.section import Section\n"
+        "gc.callbacks.append(lambda *_: gc.isenabled() and (gc.disable(), ast.parse('a = 1'), gc.enable()))\n"
+        "gc.set_threshold(1)\n"
+        "from late import Late; assert Late.model_fields['size'].description == 'How large.'"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", disturbed]
+    subprocess.run(command, check=True, timeout=100, env=os.environ | {"PYTHONPATH": paths})

@@ -38,7 +38,7 @@ from storage.errors import (
     SpotlightError,
 )
 from storage.home import Home
-from storage.processes import quick_imports
+from storage.processes import without_collections
 from storage.prompts.files import load_prompts
 from storage.record.checkpoints import CheckpointStore
 from storage.record.mirror import fetch_from_mirror
@@ -339,7 +339,7 @@ def _check_and_import(config: RunConfig, module: str) -> None:
     from tasks.checks.early_check import cluster_class
 
     def import_libraries() -> None:
-        with quick_imports():
+        with without_collections():
             importlib.import_module(module)
             cluster_class(config.runtime)
 

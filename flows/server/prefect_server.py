@@ -17,7 +17,7 @@ from flows.server.loss import CHECK_THE_SERVER, hand_over
 from flows.server.note import password_file
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
-from storage.processes import quick_imports
+from storage.processes import without_collections
 
 
 def is_healthy(api_url: str) -> bool:
@@ -92,7 +92,7 @@ def _read_settings(home: Home) -> None:
     It also reads `.env`, `prefect.toml` and `pyproject.toml` of the current folder, which a person has for
     other servers; no setting stops it.
     """
-    with chdir(home.prefect), quick_imports():
+    with chdir(home.prefect), without_collections():
         from prefect.context import refresh_global_settings_context  # the first import reads them, too
 
         refresh_global_settings_context()

@@ -19,7 +19,7 @@ from flows.server.note import LOOPBACK, ServerNote, home_password, note_file, re
 from storage.access.server_guard import ServerGuard
 from storage.errors import ServerError
 from storage.home import Home
-from storage.processes import quick_imports
+from storage.processes import without_collections
 
 _PREDECESSOR_S = 30.0
 """Seconds for the previous server to end."""
@@ -72,7 +72,7 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
         os.environ.pop("PREFECT_API_URL", None)
         os.environ.update(server_environment(home, bound, host))
         ServerNote(host, bound, names).write(note_file(home))
-        with quick_imports():  # seconds, in which requests wait in the backlog; it reads the settings
+        with without_collections():  # seconds, in which requests wait in the backlog; it reads the settings
             import uvicorn
             from prefect.server.api.server import create_app
 

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any
 
 from gpu_runtime.cluster.fork_request import SIZE_BYTES
-from storage.processes import quick_imports
+from storage.processes import without_collections
 
 PID_BYTES = 8
 _REQUEST_LIMIT_S = 10.0
@@ -68,7 +68,7 @@ def import_before_forks(modules: Sequence[str]) -> None:
     is_available = cuda.is_available
     cuda.is_available = lambda: False
     try:
-        with quick_imports():
+        with without_collections():
             for module in modules:
                 importlib.import_module(module)
     finally:

@@ -163,7 +163,7 @@ class Trainer:
         ordered = sorted(samples, key=lambda sample: sample.request)
         if not all(math.isfinite(sample.advantage) for sample in ordered):
             raise TrainingError("an advantage is not finite; the rewards of its group are broken")
-        # Otherwise each trainer encodes the prompts of its own shards alone, when it comes to them.
+        # Resident encoders need no such care: a trainer encodes the prompts of its shards as it reaches them.
         if self._config.model.encoders == "offload":
             self._sampler.encode(sample.request for sample in ordered)
         first = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -17,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from storage.processes import without_collections
 from storage.text import NOT_TEXT, is_text
 
 LONGEST_S = 31 * 86_400.0
@@ -37,13 +37,8 @@ class _ReadUndisturbed(type(BaseModel)):
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> type:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+        with without_collections():
             return super().__new__(cls, *arguments, **options)
-        finally:
-            if collects:
-                gc.enable()
 
 
 class Section(BaseModel, metaclass=_ReadUndisturbed):

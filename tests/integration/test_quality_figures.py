@@ -55,7 +55,7 @@ def test_figures_are_written_once_and_paired_with_the_untouched_model_s(store: R
 
 @pytest.mark.parametrize(("risen", "found"), [(10, "No clear change yet"), (12, "Better")])
 def test_a_score_is_better_where_its_interval_leaves_zero_out(store: RunStore, risen: int, found: str):
-    """Of 24 prompts with 10 that rose by a third, the interval is -0.002 to 0.259, and its mean 0.139."""
+    """The mean of 24 prompts, 10 of which gained a third, is 0.139, and its interval -0.002 to 0.259."""
     for iteration, better in ((0, 0), (5, risen)):
         images = [
             JudgedImage(n, 0, f"sign {n}", "", (1 + (n < better)) / 3, False, "", None) for n in range(24)

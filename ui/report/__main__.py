@@ -10,7 +10,7 @@ from streamlit.logger import set_log_level
 
 from storage.errors import SpotlightError
 from storage.home import Home
-from storage.processes import quick_imports
+from storage.processes import without_collections
 from storage.record.run_store import RunStore
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     # Outside a server Streamlit warns on import about each function of the pages that it cannot cache. Its
     # setting of the level, in a file or a variable, is read only later.
     set_log_level("ERROR")
-    with quick_imports():
+    with without_collections():
         from ui.report.report import write_report
 
     try:

@@ -57,7 +57,7 @@ def test_up_and_the_file_serve_the_same_flows(declared: list[dict[str, Any]]):
 
 
 def test_every_flow_names_its_process():
-    """Else nobody could cancel it from Prefect's UI, or close it once its process was killed."""
+    """The hook lets Prefect's UI cancel a run, and lets us close one whose process was killed."""
     for one in (*FLOWS, post_train, evaluate_model, pretrain, reproduce):
         assert one.on_running_hooks == [note_process], one.fn
 

@@ -17,8 +17,8 @@ from storage.processes import (
     SAFE_PATH,
     environment_for_others,
     python_command,
-    quick_imports,
     set_environment,
+    without_collections,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,13 +93,13 @@ def test_a_program_of_the_user_has_the_modules_beside_it(monkeypatch: pytest.Mon
 
 
 def test_imports_are_without_garbage_collection_and_then_it_is_as_before():
-    with pytest.raises(ImportError), quick_imports():
+    with pytest.raises(ImportError), without_collections():
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled()
     gc.disable()
     try:
-        with quick_imports():
+        with without_collections():
             pass
         assert not gc.isenabled(), "the process that imports has switched it off itself"
     finally:

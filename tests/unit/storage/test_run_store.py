@@ -308,7 +308,7 @@ class TestTheFolder:
 
     @pytest.mark.parametrize("name", ["best", "glyphs-sample (best)"])
     def test_a_renamed_run_is_not_called_a_copy(self, store: RunStore, name: str):
-        """It may be the only one: nobody should be told to move it out of the home."""
+        """It may be the only copy, so the message must not say to move it away."""
         write_sample_run(store, iterations=2)
         whole, named = contents(store), store.home.run("glyphs-sample")
         renamed = named.rename(store.home.runs / name)

@@ -131,13 +131,15 @@ class Fleet:
             self._register(device, loaded.result())
 
     def close(self) -> None:
-        """End the processes of all workers, and give back rented instances."""
-        self._provisioner.close()
-        self.standbys.close()
-        for device in list(self._devices):  # another thread may still find out that one is lost
-            device.actor.kill()
-        if self._rented is not None:
-            self._rented.close()
+        """End the processes of all workers, and give back rented instances, whatever fails to end."""
+        try:
+            self._provisioner.close()
+            self.standbys.close()
+            for device in list(self._devices):  # another thread may still find out that one is lost
+                device.actor.kill()
+        finally:
+            if self._rented is not None:
+                self._rented.close()
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Record the state of a device from now on."""

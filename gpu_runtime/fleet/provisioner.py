@@ -263,9 +263,10 @@ class WorkerProvisioner:
         return [device for device, _ in started]
 
     def has_more_devices(self) -> bool:
-        """Return True if devices were added since the last `fill`; asks a cluster once a second at most."""
+        """Return True if devices were added since the last count; asks a cluster once a second at most."""
         if self._rented is not None:
-            return self._rented.devices > self._counts["spot"]
+            before_spot, self._counts["spot"] = self._counts["spot"], self._rented.devices
+            return self._counts["spot"] > before_spot
         now_s = time.monotonic()
         if not self._config.runtime.counts_devices or now_s < self._counted_at_s + _COUNT_EVERY_S:
             return False

@@ -39,7 +39,8 @@ answer is worth more."""
 _CLOSE_LIMIT_S = 10.0
 
 _DEATHS_ALLOWED = 3
-"""Calls in a row, or for one image, that may lose their scorer; more mean that an image kills scorers."""
+"""Calls in a row of each scorer, or for one image, that may lose their scorer; more mean that an image kills
+scorers, or that memory is short."""
 
 
 @dataclass(eq=False)
@@ -285,7 +286,8 @@ class ScoringPool:
         self._deaths_in_a_row += 1
         for image in images:
             image.deaths += 1
-        deaths = max(self._deaths_in_a_row, *(image.deaths for image in images))
+        # All scorers may be lost at once, with their machine.
+        deaths = max(self._deaths_in_a_row // len(self.actors), *(image.deaths for image in images))
         if deaths <= _DEATHS_ALLOWED:
             self._queue.on_worker_lost(actor.name)
             return

@@ -155,6 +155,18 @@ def test_a_worker_whose_instance_is_gone_is_lost_and_one_that_dies_gives_its_ins
     assert stage.fleet.lost == ["spot-0", "spot-1"] and stage.provider.released[-1] == "b"
 
 
+def test_an_instance_that_comes_for_one_that_was_called_back_is_used_in_the_same_phase(stage: Stage):
+    """A phase may last an hour, and the instance is paid for from its offer on."""
+    left = stage.fleet._dispatcher.work_left
+    stage.call_back(1)
+    assert not stage.fleet.regroups(left, False) and stage.provider.released == ["b"]
+    stage.provider.offers.append(Offer("d"))
+    assert stage.fleet.regroups(left, False)
+    stage.fleet.add_ready_workers()
+    assert "spot-1.1" in stage.cluster.workers
+    assert not stage.fleet.regroups(left, False), "once"
+
+
 def test_a_standby_that_dies_in_a_slot_leaves_its_instance_to_the_next_process(provider: FakeCapacity):
     stage = Stage(provider, standby_workers=1)
     stage.prepare()
@@ -300,6 +312,21 @@ def test_all_is_given_back_at_the_end_and_what_could_not_be_is_an_event(
     runtime: Any = SimpleNamespace(close=fleet.close, collect=fleet.collector.close)
     close_runtime(runtime, store, "r")
     assert noted == [("r", "capacity", "a may still be paid for")] and provider.closed
+
+
+def test_all_is_given_back_at_the_end_whatever_fails_to_end(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    stage = Stage(provider, [Offer("a")])
+    stage.prepare()
+
+    def break_off() -> None:
+        raise ConnectionError("the cluster does not answer")
+
+    monkeypatch.setattr(stage.cluster.workers["spot-0"], "kill", break_off)
+    with pytest.raises(ConnectionError):
+        stage.fleet.close()
+    assert provider.closed and provider.released == ["a"]
 
 
 def test_all_is_given_back_if_the_fleet_cannot_be_built(

@@ -134,6 +134,14 @@ def test_scorers_that_die_again_and_again_cost_a_draft_its_score_and_end_a_rollo
         pool.wait_for([rollout])
 
 
+def test_scorers_that_are_all_lost_with_their_machine_are_replaced():
+    script = Script(dying=[f"scorer-{number}" for number in range(6)])
+    pool = pool_of(6, script)
+    scores = pool.judge(images(12), PROMPTS)
+    finish(script)
+    assert [score.value for score in pool.wait_for(scores)] == [seed / 100 for seed in range(12)]
+
+
 def test_an_image_that_kills_its_scorer_is_given_up_although_others_are_judged():
     script = Script()
     pool = pool_of(2, script)

@@ -314,6 +314,21 @@ def test_all_is_given_back_at_the_end_and_what_could_not_be_is_an_event(
     assert noted == [("r", "capacity", "a may still be paid for")] and provider.closed
 
 
+def test_all_is_given_back_at_the_end_whatever_fails_to_end(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    stage = Stage(provider, [Offer("a")])
+    stage.prepare()
+
+    def break_off() -> None:
+        raise ConnectionError("the cluster does not answer")
+
+    monkeypatch.setattr(stage.cluster.workers["spot-0"], "kill", break_off)
+    with pytest.raises(ConnectionError):
+        stage.fleet.close()
+    assert provider.closed and provider.released == ["a"]
+
+
 def test_all_is_given_back_if_the_fleet_cannot_be_built(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):

@@ -165,12 +165,12 @@ def choose_layout(
 def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool) -> bool:
     """Return True if batches end so much sooner than with the present groups that these should change.
 
-    If devices are idle, it is enough that the batches end sooner on average and the last one no later: a
-    group that is done first then helps the others.
+    If devices are idle, it is enough that the batches, of which the last ends no later, end sooner on
+    average: a group that is done first then helps the others.
     """
     if max(ends_s) < (1 - LEAST_GAIN) * max(stay_s):
         return True
-    return idle and max(ends_s) <= max(stay_s) and sum(ends_s) < (1 - LEAST_GAIN) * sum(stay_s)
+    return idle and sum(ends_s) < (1 - LEAST_GAIN) * sum(stay_s)
 
 
 def degree_to_try(

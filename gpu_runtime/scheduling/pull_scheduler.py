@@ -46,7 +46,7 @@ def steps_to_commit(configured: int, step_s: float | None, drafts: bool = False)
     """
     steps = configured or _COMMIT_STEPS
     if not configured and step_s:
-        steps *= max(1, math.ceil(_WORTH_A_COMMIT_S / (_COMMIT_STEPS * step_s)))
+        steps *= math.ceil(_WORTH_A_COMMIT_S / (_COMMIT_STEPS * step_s))
     return min(steps, DRAFT_CHUNK_STEPS) if drafts else steps
 
 

@@ -89,14 +89,14 @@ class ValueCurves:
         """Return the gain of further drafts, as segments.
 
         Args:
-            issued: drafts of each prompt so far, judged or under way, (P,).
+            issued: drafts of each prompt so far, judged or under way, at most N, (P,).
             bars: spread that each prompt has to exceed to count, (P,).
         """
         totals, known = self._totals, self._known
         values = np.stack([np.maximum(found, bars[:, None]).mean(axis=1) for found in self._found], axis=1)
         # Without a whole group the choice between prompts is made before the scores are seen.
         blind = np.maximum(self._found[0].mean(axis=1), bars)
-        rows, later = np.arange(len(issued)), np.minimum(np.searchsorted(totals, issued), len(totals) - 1)
+        rows, later = np.arange(len(issued)), np.searchsorted(totals, issued)
         earlier = np.maximum(later - 1, 0)
         # Between two totals the value is taken to be linear, beginning at the known one.
         passed = (totals[earlier] <= known) & (known >= self._group)

@@ -113,10 +113,9 @@ def test_a_preemption_storm_is_told_once():
     assert storm.after([*preempted(500.0, "spot-2", kind="notice"), *preempted(620.0, "spot-2")]) == ""
     assert storm.after([DeviceEvent("reserved-1", "reserved", "lost", 500.0)]) == ""
     assert storm.after(preempted(700.0, "spot-3", "spot-4")) == "", "five, though not within ten minutes"
-    assert (
-        storm.after(preempted(900.0, "spot-5", "spot-6")) == "5 spot devices were preempted within 10 minutes"
-    )
-    assert storm.after(preempted(901.0, "spot-6", "spot-7")) == "", "these belong to the storm that was told"
+    assert storm.after(preempted(1100.0, "spot-5")) == "", "four, from 500 on"
+    assert storm.after(preempted(1100.0, "spot-6")) == "5 spot devices were preempted within 10 minutes"
+    assert storm.after(preempted(1101.0, "spot-6", "spot-7")) == "", "these belong to the storm that was told"
 
 
 def test_devices_are_noted_where_one_of_another_kind_has_joined():

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from storage.evaluations import quality
 from storage.evaluations.quality import FigureChange, figure_changes, mean_figures, quality_verdict
 from storage.record.records import JudgedImage
 
@@ -66,6 +67,7 @@ def test_few_prompts_and_few_images_prove_nothing():
     few = quality_verdict(pairs(7, score=(0.5, 0.9), truth_distance=(0.1, 0.3)))
     assert few is not None and not few.is_hacking
     assert math.isinf(few.score.low)
+    assert figure_changes(pairs(8, score=(0.5, 0.9)), ["score"])[0].low > 0, "eight are enough"
     assert quality_verdict(pairs(score=(0.5, 0.9))) is None, "no figure"
     assert quality_verdict(pairs(grain=(0.5, 0.9))) is None, "no score"
     assert quality_verdict(pairs(0)) is None
@@ -93,12 +95,31 @@ def test_the_interval_is_that_of_the_mean():
     assert change.high - change.low == pytest.approx(2 * error, rel=0.1)
 
 
+def test_very_many_prompts_have_fewer_resamples(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quality, "_CELLS", 22_000)
+    assert [len(quality._weights.__wrapped__(prompts)) for prompts in (10, 80, 220)] == [2000, 275, 200]
+
+
 def test_worsening_is_a_part_of_the_start_or_of_the_least():
     assert FigureChange("grain", 0.02, 0.03, 0.009, 0.011, 40).worsening == pytest.approx(0.5)
     assert FigureChange("edges", 0.2, 0.3, 0.09, 0.11, 40).worsening == pytest.approx(-0.5)
     assert FigureChange("dark", 0.0, 0.02, 0.01, 0.03, 40).worsening == pytest.approx(0.1), "of 0.2"
     assert FigureChange("brightness", 0.5, 0.1, -0.5, -0.3, 40).worsening == 0
     assert FigureChange("part_ocr", 0.5, 0.1, -0.5, -0.3, 40).worsening == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "low", "high", "is_clear", "is_worse"),
+    [
+        (0.06, 0.001, 0.1, True, True),
+        (0.06, 0.0, 0.1, False, False),
+        (0.05, 0.001, 0.1, True, False),  # a quarter of 0.2, which is tolerated
+        (0.0, -0.1, 0.0, False, False),
+    ],
+)
+def test_bounds_themselves_are_no_change(after, low, high, is_clear, is_worse):
+    change = FigureChange("dark", 0.0, after, low, high, 40)
+    assert (change.is_clear, change.is_worse) == (is_clear, is_worse)
 
 
 def test_means_are_over_the_images_that_have_the_figure():

@@ -79,6 +79,16 @@ def test_a_seed_is_named():
     )
 
 
+def test_the_first_reward_and_the_images_that_differ_are_counted():
+    said = compare(reference(), reference((0.0, 0.5, 1.0), rewards={1: 0.5, 2: 0.75}), 0.05)
+    assert [(one["what"], one["was"], one["is"]) for one in said.results] == [
+        ("mean reward, first in iteration 1", "0.25", "0.5"),
+        ("held-out scores after iteration 0 (1 images differ)", "0.625", "0.5"),
+        ("held-out scores after iteration 2 (1 images differ)", "0.625", "0.5"),
+    ]
+    assert said.message.startswith("3 results differ, such as the mean reward")
+
+
 def test_a_setting_of_a_section_is_named_and_the_cluster_is_none():
     config = RunConfig().model_dump(mode="json")
     there = config | {"runtime": config["runtime"] | {"cluster": "10.0.0.5:6379", "lease_s": 60.0}}
@@ -112,6 +122,13 @@ def test_a_prompt_is_named_with_both_texts():
         {"kind": "data", "what": "SHA-256 of prompts.train", "was": "1" * 12, "is": "3" * 12},
         {"kind": "data", "what": "training prompt 2", "was": "b", "is": "B"},
     ]
+
+
+@pytest.mark.parametrize(("prompts", "more"), [(5, []), (7, [("training prompts", "2 more", "others")])])
+def test_five_prompts_are_shown(prompts: int, more: list[tuple[str, str, str]]):
+    was, now = (reference(prompts={"train": dict.fromkeys(range(prompts), text)}) for text in "ab")
+    found = [(one["what"], one["was"], one["is"]) for one in compare(was, now, 0).causes]
+    assert found == [*((f"training prompt {number}", "a", "b") for number in range(1, 6)), *more]
 
 
 @pytest.mark.parametrize(
@@ -154,13 +171,17 @@ def test_no_two_pairs_no_interval():
     another_iteration = dataclasses.replace(reference(), scores={5: reference().scores[2]})
     assert paired_interval(reference(), one_pair) == (None, 1)
     assert paired_interval(reference(), another_iteration) == (None, 0)
+    two_pairs = dataclasses.replace(one_pair, scores={0: one_pair.scores[2], 2: reference().scores[2][:2]})
+    interval, pairs = paired_interval(reference(), two_pairs)
+    assert interval is not None and pairs == 2
 
 
 @pytest.mark.parametrize(
     ("scores", "tolerance", "verdict"),
     [
         ((0.5, 0.0, 1.0, 1.0), 0.05, "within"),  # gaps +0.5, -0.5: mean 0
-        ((0.5, 0.5, 1.0, 1.0), 0.2, "within"),  # mean 0.125, interval -0.27 to 0.52
+        ((0.0, 0.5, 1.0, 1.0), 0.0, "within"),  # no gap
+        ((0.5, 0.5, 1.0, 1.0), 0.125, "within"),  # mean 0.125, interval -0.27 to 0.52
         ((0.5, 0.5, 1.0, 1.0), 0.1, "drifted"),  # the mean is above the tolerance
     ],
 )

@@ -325,11 +325,19 @@ def test_it_counts_what_it_would_train_on_without_drafts():
     assert decided == {8: "off_policy", 128: "plain"}
 
 
+@pytest.mark.parametrize(("drafts", "predicted"), [(0, 256), (40, 40), (1000, 256)])
+def test_as_many_drafts_are_predicted_as_are_allowed(drafts: int, predicted: int):
+    ((_, message),) = Driven(config=config_of(drafts=drafts)).iterate(1, TRAINING)
+    assert f"With about {predicted} drafts an iteration" in message
+
+
 @pytest.mark.parametrize("scores", [graded(), exact(0.3)], ids=["graded", "exact"])
 def test_it_stays_plain_where_no_window_holds_drafts(scores):
     run = Driven()
     said = [run.iterate(iteration, ROLLOUT, scores) for iteration in range(1, 6)]
-    assert "still plain" in said[-1][0][1]
+    assert "still plain" in said[-1][0][1] and " off_policy would train on" in said[-1][0][1], (
+        "the best other"
+    )
     assert set(run.ways.values()) == {"plain"} and set(run.strategy.decisions().values()) == {"plain"}
 
 
@@ -500,7 +508,10 @@ def test_without_measured_times_it_decides_nothing():
     strategy = strategy_of(config_of().exploration)
     assert isinstance(strategy, Auto)
     assert strategy.after_training(2, TrainingEvidence(None, dict)) == ()
+    assert strategy.after_training(2, TrainingEvidence(None, dict, TRAINING)) == (), "nor without seeds"
     assert strategy.decisions() == {}
+    ((_, message),) = Driven().iterate(1, TRAINING, {})
+    assert "still plain from here on: no iteration has trained on samples yet" in message
 
 
 def test_chaos_refuses_a_run_whose_times_decide():

@@ -105,6 +105,25 @@ def test_a_round_waits_for_the_one_before_the_last():
     assert planner.can_plan
 
 
+@pytest.mark.parametrize(
+    ("budget", "rounds", "sizes"),
+    [(36, 4, [6, 6, 9, 9, 6]), (40, 8, [6, 6, 5, 5, 5, 5, 5, 3]), (6, 8, [1] * 6)],
+)
+def test_rounds_divide_the_budget_and_have_a_draft_at_least(budget: float, rounds: int, sizes: list[int]):
+    planner = make(settings=replace(SETTINGS, budget=budget, rounds=rounds))
+    made = run(planner, lambda draft: ((draft.prompt_id * 7 + draft.seed_index * 13) % 37) / 36)
+    assert [sum(planner.round_of(draft) == number for draft in made) for number in range(len(sizes))] == sizes
+
+
+@pytest.mark.parametrize(("group", "drafts", "is_known"), [(2, 3, 0), (2, 4, 1), (6, 5, 0), (6, 6, 1)])
+def test_four_drafts_and_a_group_tell_the_variance_of_random_groups(monkeypatch, group, drafts, is_known):
+    draft_evenly(monkeypatch)
+    settings = replace(SETTINGS, group_size=group, prompts_kept=1, budget=drafts)
+    planner = make(prompts=(0,), settings=settings)
+    assert len(run(planner, lambda draft: float(draft.seed_index))) == drafts
+    assert len(planner.choose().random) == is_known
+
+
 def test_the_order_of_arrival_changes_nothing():
     def score(draft):
         return ((draft.prompt_id * 7 + draft.seed_index * 13) % 11) / 10

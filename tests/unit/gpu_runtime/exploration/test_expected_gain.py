@@ -72,6 +72,11 @@ def test_what_was_not_tried_cannot_be_selected():
     assert curves([0.5], [(0, 1, 0, 1, 1)]).now()[0] == 0.25
 
 
+@pytest.mark.parametrize(("prompts", "outcomes"), [(1, 64), (512, 32), (2000, 16)])
+def test_many_prompts_have_fewer_outcomes_each(prompts: int, outcomes: int):
+    assert len(curves([0.5] * prompts)._found[0][0]) == outcomes
+
+
 def test_a_full_group_gains_nothing():
     assert gains(curves([0.5], [(0, 1, 0, 1)]).segments(np.array([4]), np.zeros(1)), 0) == []
 
@@ -82,6 +87,8 @@ def test_drafts_under_way_are_taken_into_account():
     later = gains(rare.segments(np.array([8]), np.zeros(1)), 0)
     assert len(later) == 4
     assert sum(later) < sum(at_once) / 2
+    six, seven, eight = (sum(gains(rare.segments(np.array([n]), np.zeros(1)), 0)) for n in (6, 7, 8))
+    assert seven == pytest.approx((six + eight) / 2), "the value of seven is not computed"
 
 
 def test_a_group_of_which_others_may_be_better_gains_only_above_the_bar():

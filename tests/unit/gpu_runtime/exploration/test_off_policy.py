@@ -202,6 +202,8 @@ def test_the_ratio_of_new_samples_is_checked_beside_older_ones():
 def test_objectives_on_final_images_train_on_older_samples_too(objective, sde):
     run = TinyRun(tiny_config(algorithm={"objective": objective}, sampling={"sde": sde}))
     samples = aged(run, run.rollout())
+    steps = run.trainer._steps
+    assert steps.deviation(samples[:2]) == pytest.approx(max(steps.deviation([one]) for one in samples[:2]))
     before = run.policy.state()
     report = run.trainer.train(samples)
     assert report.off_policy is not None

@@ -32,7 +32,13 @@ def test_a_draft_that_failed_has_no_rank_to_check():
     assert monitored == {(4, s) for s in range(8) if s not in (3, *plan.seeds[4])}
 
 
-@pytest.mark.parametrize(("now", "trusted", "spearman"), [(rising, True, 1.0), (falling, False, -1.0)])
+def level(prompt: int, seed: int) -> float:
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    ("now", "trusted", "spearman"), [(rising, True, 1.0), (falling, False, -1.0), (level, False, None)]
+)
 def test_ranks_that_turn_round_are_not_trusted(now, trusted, spearman):
     explorer = explorer_of(make_config(monitor_prompts=2))
     plan = explore(explorer, 3, rising)
@@ -42,6 +48,13 @@ def test_ranks_that_turn_round_are_not_trusted(now, trusted, spearman):
     # Weights that did not move are worth a word too.
     assert [kind for kind, _ in review.notes] == ["staleness"]
     assert ("may not be moving" in review.notes[0][1]) == trusted
+
+
+def test_drafts_that_were_all_equal_have_no_ranks_to_check():
+    explorer = explorer_of(make_config(monitor_prompts=2))
+    plan = explore(explorer, 3, level)
+    review = explorer.review(plan, rescored(plan, explorer, level), rolled(plan, level))
+    assert review is not None and (review.trusted, review.notes) == (True, ())
 
 
 def test_ranks_that_mostly_hold_need_no_word():

@@ -45,6 +45,13 @@ def test_an_atom_is_level_and_single_values_are_joined():
     assert at(table, 1.25) == pytest.approx(2 + 2 * (1.25 - np.log(5 / 3)) / np.log(21 / 5), abs=0.05)
 
 
+@pytest.mark.parametrize(("counts", "is_level"), [([1.0, 2.0, 1.0], False), ([2.0, 1.0, 2.0], True)])
+def test_atoms_at_the_ends_are_the_extremes(counts: list[float], is_level: bool):
+    shares = np.array(counts) / sum(counts)
+    table = _ranked_table(np.array([0.0, 2.0, 4.0]), np.array(counts), np.cumsum(shares))
+    assert (at(table, -9) == 0, at(table, 9) == 4) == (is_level, is_level)
+
+
 def test_beyond_the_extremes_the_slope_goes_on():
     values = np.arange(20.0)
     table = _ranked_table(values, np.ones(20), (np.arange(20) + 1) / 20)
@@ -99,6 +106,7 @@ def test_of_likelihoods_a_posterior_by_hand():
     assert posterior.sum() == pytest.approx(1.0)
     assert start[1] == pytest.approx(0.0), "what is sure in any case is explained by everything"
     assert -6 < evidence < np.log(0.75)
+    assert _posterior(logs - 2.0, graded=False)[1] == pytest.approx(evidence - 2.0)
 
 
 def test_scales_are_averaged_over_hypotheses_by_hand():

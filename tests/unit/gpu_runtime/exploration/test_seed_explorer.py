@@ -30,6 +30,8 @@ def test_a_scorer_that_fails_on_a_quarter_costs_those_drafts_only():
     assert plan.seeds == {4: (0, 7), 5: (0, 7)}
     assert plan.figures["draft_errors"] == plan.figures["drafts"] / 4
     assert (4, 1) not in plan.explored_score
+    figures = explore(explorer_of(make_config()), 1, lambda p, s: None if p == 4 else s / 8).figures
+    assert (figures["prompts_explored"], figures["prompts_unexplored"]) == (1, 1)
 
 
 def test_the_exact_signal_learns_from_exact_matches():

@@ -1,6 +1,10 @@
+import hashlib
+
 import pytest
 
-from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration
+from gpu_runtime.exploration.plan import SeedPlan, plain_plan, prompts_of_iteration, rollout_requests
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.prompts.files import PromptRecord
 
 
 def test_each_epoch_has_every_prompt_once_in_another_order():
@@ -25,6 +29,8 @@ def test_no_prompt_twice_in_an_iteration_and_each_once_an_epoch(total, count):
 def test_plans_follow_from_the_run_seed_alone():
     assert prompts_of_iteration(range(50), 8, 3, 9) == prompts_of_iteration(range(50), 8, 3, 9)
     assert prompts_of_iteration(range(50), 8, 3, 9) != prompts_of_iteration(range(50), 8, 4, 9)
+    keys = {prompt: hashlib.blake2b(f"3/1/{prompt}".encode(), digest_size=16).digest() for prompt in range(9)}
+    assert prompts_of_iteration(range(9), 9, 3, 2) == sorted(keys, key=keys.__getitem__)
 
 
 def test_more_prompts_than_there_are_is_refused():
@@ -36,3 +42,11 @@ def test_more_prompts_than_there_are_is_refused():
 
 def test_the_plain_plan_takes_the_first_seeds():
     assert plain_plan([4, 2], 3, 1).seeds == {4: (0, 1, 2), 2: (0, 1, 2)}
+
+
+def test_the_requests_of_a_plan_are_in_order_of_prompts():
+    prompts = {number: PromptRecord(number, f"prompt {number}") for number in (7, 8)}
+    assert rollout_requests(SeedPlan(4, {8: (1,), 7: (0, 2)}), prompts, run_seed=5, policy_version=3) == [
+        SampleRequest(RequestKind.ROLLOUT, 5, 4, prompt, seed, 3, f"prompt {prompt}")
+        for prompt, seed in ((7, 0), (7, 2), (8, 1))
+    ]

@@ -59,6 +59,9 @@ def test_the_spread_of_a_rollout_is_of_explored_prompts():
     assert seed_figures(plan, signal, {})["spread_rollout"] == pytest.approx(0.0625)
     plain = seed_figures(SeedPlan(1, plan.seeds), signal, {})
     assert plain["spread_rollout"] == pytest.approx((0.0625 + 0.25) / 2)
+    del signal[8, 1]  # its prompt is left out
+    assert seed_figures(SeedPlan(1, plan.seeds), signal, {}) == {"spread_rollout": pytest.approx(0.0625)}
+    assert seed_figures(SeedPlan(1, plan.seeds), {}, {}) == {}
 
 
 def test_candidates_are_ranked_among_their_like():

@@ -224,3 +224,5 @@ def test_graded_scores_gain_deviation_and_the_best_prompts_more():
     assert contrast.chosen(128).deviation == pytest.approx(expected, rel=0.12)
     wider = ExpectedContrast(scores.tolist(), 4, 8, 24, 16, (1,))
     assert wider.chosen(3 * 128).deviation > contrast.chosen(128).deviation
+    many, few = (ExpectedContrast(scores.tolist(), 4, size, 4 * size, 16, (1,)) for size in (1024, 256))
+    assert many.chosen(8 * 4096) == few.chosen(8 * 1024), "the share of the best counts"

@@ -44,9 +44,15 @@ def test_what_fits_follows_from_the_longest_window_and_the_usual_draft():
     forecast = WindowForecast()
     assert forecast.fits(1e9, 1e9)  # nothing is known
     assert forecast.budget(2) is None and forecast.budget(0) == 0
+    for known in ({"train_s": [4.0], "draft_s": []}, {"train_s": [], "draft_s": [1.0]}):
+        forecast.restore(known)
+        assert forecast.budget(2) is None and forecast.fits(9.0, 9.0)
+    forecast.restore({"train_s": [], "draft_s": []})
     for train_s, device_s in [(4.0, 10.0), (8.0, 20.0), (6.0, 90.0)]:
         forecast.add_window(train_s)
         forecast.add_drafts(device_s, 10)
+    forecast.add_drafts(0.0, 10)
+    forecast.add_drafts(10.0, 0)
     # The usual draft takes 2 s of a device, the usual window 6 s.
     assert forecast.budget(2) == 6
     assert forecast.fits(0, 4) and forecast.fits(2, 3)

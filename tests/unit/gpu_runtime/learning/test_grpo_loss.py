@@ -33,6 +33,7 @@ def test_loss_takes_the_larger_of_the_clipped_and_the_unclipped_term() -> None:
     assert terms.ratio_R is not None and terms.clipped_R is not None
     assert terms.ratio_R.tolist() == pytest.approx(ratio.tolist(), abs=1e-6)
     assert terms.clipped_R.tolist() == [True, False, False, True, False]
+    assert terms.batch_terms(torch.ones(5), torch.zeros(()), [4, 3]).deviation == pytest.approx(0.2, abs=1e-6)
 
 
 def test_clipped_rows_have_no_gradient_and_the_others_have_minus_a_r() -> None:

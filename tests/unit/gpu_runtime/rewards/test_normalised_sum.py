@@ -36,6 +36,8 @@ def test_groups_are_apart_and_a_reward_without_variance_adds_nothing():
     assert found[0].tolist() == pytest.approx([-0.75, 0.75], rel=1e-3)
     assert found[1].tolist() == pytest.approx([-0.75, 0.75], rel=3e-3)
     assert normalised_sum(np.full((2, 1, 3), 0.1), [0.5, 0.5]).tolist() == [[0.0, 0.0, 0.0]]
+    assert not normalised_sum(np.array([[[-1e-8, 0.0, 1e-8]]]), [1.0]).any()
+    assert normalised_sum(np.array([[[0.0, 0.5, 1.0]]]), [1.0])[0, 2] == pytest.approx(1.2244, abs=1e-4)
 
 
 def test_a_reward_compares_those_alone_for_which_it_counts():

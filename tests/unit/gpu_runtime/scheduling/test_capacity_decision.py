@@ -63,6 +63,11 @@ def test_trainers_that_leave_train_beside_the_rest_of_the_rollout(
     assert LEAVING.iteration_s(1 + spot) == pytest.approx(iteration_s)
 
 
+def test_trainers_that_stay_to_the_end_of_the_rollout_train_after_it():
+    short = replace(LEAVING, batches=4, train_s=1.0)
+    assert (short.rollout_s(2), short.iteration_s(2)) == (20.0, 20.0 + 1.0 + 5.0)
+
+
 def test_fewer_devices_pay_where_trainers_leave():
     """Dollar-seconds: 10 x 155, 12 x 87.5, 14 x 60, 16 x 52.5, 18 x 45, 20 x 45 for 0 to 5."""
     costs = [3600 * TERMS.cost_usd(LEAVING, spot) for spot in range(6)]
@@ -135,6 +140,7 @@ def test_growth_is_bounded_by_the_waiting_of_training():
     assert most_generators(WORK, 1) == 5
     assert most_generators(WORK, 4) == 8  # f = 30 / 60
     assert most_generators(IterationForecast(100, 0.01, 99.0), 3) == 3
+    assert most_generators(IterationForecast(6, 0.5, 9.0), 3) == 3, "f = 1 / 10"
     assert most_generators(IterationForecast(12, 10.0, 0.0), 3) == 12
     free = RentingTerms(1, 10.0, 0.0, most=20)
     assert decide_capacity(WORK, free, held=0).wanted == 3

@@ -29,6 +29,8 @@ MANY = WorkLeft((10,) * 40, {})
 COSTLY = {1: 1.0, 2: 0.8, 4: 0.7}
 """Sharing shortens an image, but costs throughput."""
 
+EVEN = {1: 1.0, 2: 0.6, 4: 0.5}
+
 SUPERLINEAR = {1: 1.0, 2: 0.4, 4: 0.15}
 """One device is too small: sharing wins throughput too."""
 
@@ -61,6 +63,9 @@ SURVIVORS = {name: "a" for name in ("a0", "a2", "a3")}
         ("the first chunks are done alone", {}, MANY, (), [1, 1, 1, 1]),
         ("the next degree is tried with all devices", {1: 1.0}, MANY, ALONE, [2, 2]),
         ("if there is time for it", {1: 1.0}, WorkLeft((1, 1, 1, 1), {}), ALONE, [1, 1, 1, 1]),
+        ("and just enough time is enough", {1: 1.0}, WorkLeft((2, 2, 2, 2), {}), ALONE, [2, 2]),
+        ("of which the last batch decides", {1: 1.0},
+         WorkLeft((), {"a0": UnderWay(40, 1), "a1": UnderWay(1, 1)}), ALONE, [2, 2]),
         ("a trial goes on in a phase that becomes short", {1: 1.0},
          WorkLeft((), {"a0+a1": UnderWay(2, 1)}), PAIRS, [2]),
         ("devices too many leave the only batch to the trial", {1: 1.0}, ONE_WAITS, (), [2]),
@@ -71,9 +76,15 @@ SURVIVORS = {name: "a" for name in ("a0", "a2", "a3")}
         ("the same of each alone", SUPERLINEAR, MANY, ALONE, [4]),
         ("idle devices join the last batch", COSTLY, ONE_LEFT, ALONE, [4]),
         ("idle devices join one batch each", COSTLY, TWO_LEFT, ALONE, [2, 2]),
-        ("one joins though the last ends no sooner", {1: 1.0, 2: 0.6, 4: 0.5}, THREE_LEFT, ALONE, [2, 1, 1]),
+        ("one joins though the last ends no sooner", EVEN, THREE_LEFT, ALONE, [2, 1, 1]),
         ("none joins where that hardly helps", {1: 1.0, 2: 0.95}, THREE_LEFT, ALONE, [1, 1, 1, 1]),
         ("joining takes longer than it saves", COSTLY, LAST_STEP, ALONE, [1, 1, 1, 1]),
+        ("one ends where it is, and the others share the last", EVEN,
+         WorkLeft((), {"a0": UnderWay(2, 2), "a3": UnderWay(20, 0)}), ALONE, [2, 2]),
+        ("all share the only one, however short", EVEN, WorkLeft((), {"a0": UnderWay(2, 1)}), ALONE, [4]),
+        ("a tenth is too little", COSTLY, WorkLeft((), {"a2+a3": UnderWay(10, 1)}), PAIRS, [2, 2]),
+        ("no pair is idle, and the last would end no sooner", SUPERLINEAR,
+         WorkLeft((), {"a0+a1": UnderWay(10, 1), "a2+a3": UnderWay(10, 4)}), PAIRS, [2, 2]),
         ("noise moves no device", {1: 1.0, 2: 0.49, 4: 0.247}, MANY, ALONE, [1, 1, 1, 1]),
         ("noise moves no device", {1: 1.0, 2: 0.51, 4: 0.26}, MANY, ALONE, [1, 1, 1, 1]),
         ("noise moves no pair", {1: 1.0, 2: 0.49, 4: 0.247}, MANY, PAIRS, [2, 2]),
@@ -98,7 +109,9 @@ def test_survivors_of_a_loss_share_on_where_that_pays_and_none_lay_out_nothing()
 def test_a_larger_degree_is_tried_only_if_the_last_made_steps_faster():
     assert degree_to_try(FOUR, step_times({1: 1.0, 2: 0.8}), DEGREES) == 4
     assert degree_to_try(FOUR, step_times({1: 1.0, 2: 0.95}), DEGREES) is None
+    assert degree_to_try(FOUR, step_times({1: 1.0, 2: 0.9}), DEGREES) == 4, "by just enough"
     assert degree_to_try({"a0": "a", "b0": "b"}, step_times({1: 1.0}), DEGREES) is None
+    assert degree_to_try({"a0": "a", "b0": "b", "b1": "b"}, step_times({1: 1.0}), DEGREES) == 2
 
 
 STEP_S = {1: 1.0, 2: 0.6}
@@ -138,7 +151,7 @@ def test_when_a_phase_ends(groups: list[Group], standing: list[Group], left: Wor
 
 
 def test_a_degree_that_is_not_measured_counts_as_the_slowest():
-    assert phase_end_s(PAIR, PAIR, waiting(10), {1: 1.0}, 0.5) == 10
+    assert phase_end_s(PAIR, PAIR, waiting(10), {1: 1.0, 4: 0.5}, 0.5) == 10
 
 
 def noted(times: list[float], degree: int = 2, first: bool = False) -> StepTimeTable:

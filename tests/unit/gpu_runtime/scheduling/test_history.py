@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -148,17 +149,34 @@ def test_a_sample_that_is_lost_or_undone_or_that_two_workers_hold_is_a_broken_pr
 
 
 def test_a_phase_that_the_driver_s_death_cuts_off_loses_nothing():
-    cut = Story().lease(0, "w").steps(0, "w", 0, 3)
+    cut = Story().lease(0, "w").steps(0, "w", 0, 4).deliver(0, accepted=("a",))
+    cut.driver("generate", kind="explore", requests=[], steps=STEPS)
+    cut.driver("lease", lease=1, kind="explore", worker="x", step=0, requests=["c"])
+    cut.steps(1, "x", 0, 4).deliver(1, ("c",))
     again = Story(life=2).lease(0, "w").steps(0, "w", 0, 4).deliver(0).driver("generated")
     report = check_history([*cut.lines, *again.lines])
-    assert report.broken() == [] and report.unfinished == 2
-    assert (report.requested, report.steps_redone) == (2, 0)
+    assert report.broken() == [] and report.unfinished == 1
+    assert (report.requested, report.steps_done, report.steps_redone) == (2, 8, 0)
 
 
 def test_a_worker_lost_with_nothing_in_hand_is_a_loss_all_the_same():
     story = Story().lease(0, "w").steps(0, "w", 0, 4).deliver(0).driver("generated")
     report = story.driver("lost", worker="w").report()
     assert report.losses(with_notice=False) == 1 and report.broken() == []
+
+
+def test_the_worst_of_several_leases_and_losses_counts():
+    story = Story()
+    for number, (name, begin) in enumerate((("a", 2), ("b", 1))):
+        story.lease(number, "w", requests=(name,)).steps(number, "w", 0, 3)
+        story.driver("back", lease=number, why="lost")
+        story.lease(2 + number, "x", begin, (name,)).steps(2 + number, "x", begin, 4)
+        story.deliver(2 + number, (name,))
+    worse = story.driver("lost", worker="w").driver("generated").lines
+    [loss] = story.report().redone
+    assert (loss.most, loss.total) == (2, 3)
+    report = check_history([*worse, *(replace(line, life=2) for line in killed(3, 2).lines)])
+    assert (report.losses(with_notice=False), report.most_redone(with_notice=False)) == (2, 2)
 
 
 def test_of_three_tries_each_step_counts_as_often_as_it_was_repeated():
@@ -173,11 +191,12 @@ def test_of_three_tries_each_step_counts_as_often_as_it_was_repeated():
 
 
 def test_a_lease_that_several_shared_went_back_for_the_one_that_was_lost():
-    story = Story().lease(0, "v+w+x").steps(0, "v", 0, 2).steps(0, "w", 0, 3)
+    """Another device of the name of one was lost before, and one is lost after it."""
+    story = Story().driver("lost", worker="v").lease(0, "v+w+x").steps(0, "v", 0, 2).steps(0, "w", 0, 3)
     story.driver("back", lease=0, why="lost").driver("lost", worker="w")
-    story.lease(1, "v+x", 2).steps(1, "v", 2, 4).deliver(1).driver("generated")
-    (loss,) = story.report().redone
-    assert (loss.worker, loss.most, loss.with_notice) == ("w", 1, False)
+    story.lease(1, "v+x", 2).steps(1, "v", 2, 4).deliver(1).driver("lost", worker="x").driver("generated")
+    found = [(loss.worker, loss.most, loss.with_notice) for loss in story.report().redone]
+    assert found == [("v", 0, False), ("w", 1, False), ("x", 0, False)]
 
 
 def test_a_notice_to_one_of_several_is_a_notice_for_what_they_share():

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, WorkItem
 from storage.errors import SchedulingError
 
@@ -32,6 +32,20 @@ def pulled(queue: PullScheduler[str], worker: str = "a", room: int = 2) -> Lease
 
 def order(queue: PullScheduler[str], count: int, room: int = 2) -> list[tuple[str, ...]]:
     return [pulled(queue, f"worker {number}", room=room).requests for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("configured", "step_s", "drafts", "steps"),
+    [
+        (0, None, False, 4), (0, 9.0, False, 4), (0, 0.25, False, 4), (0, 0.2, False, 8),
+        (0, 0.01, False, 100), (10, 0.01, False, 10), (10, 0.01, True, 2),
+        (0, None, True, 2), (1, None, True, 1),
+    ],
+)  # fmt: skip
+def test_fours_of_steps_that_take_a_second_are_committed_unless_it_is_configured(
+    configured: int, step_s: float | None, drafts: bool, steps: int
+):
+    assert steps_to_commit(configured, step_s, drafts) == steps
 
 
 def test_requests_are_served_in_the_order_of_their_coming():
@@ -103,7 +117,8 @@ def test_a_late_commit_counts_if_it_is_ahead():
     assert queue.counters.stale_commits == 1
     assert queue.expire(late, {"r": 4}) == ()
     assert queue.expire(fresh, {"r": 4}) == ("r",)
-    assert (queue.counters.expired, queue.counters.redone_steps) == (2, 1)
+    counters = queue.counters
+    assert (counters.expired, counters.redone_steps, counters.commits, counters.returned) == (2, 1, 4, 2)
 
 
 def test_a_late_delivery_is_accepted_once_and_tells_the_other_worker_to_stop():

@@ -1,9 +1,8 @@
-"""Unfinished requests: those that wait, with their order, and those that valid leases hold.
+"""Unfinished requests, and the order in which those that wait are leased.
 
 No clock, no Ray, no torch. Invariants:
 
 - An open request waits in one lane, or is held by one valid lease; it and its lease point at each other.
-- A worker has at most one valid lease.
 - A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising steps and
   committed step, in the order in which they came.
 - The cost of a change does not depend on how many requests wait or are leased; choosing a lane costs the
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias
 
@@ -50,50 +49,6 @@ class LiveLease(Generic[RequestT]):
 
     lease: Lease[RequestT]
     held: dict[RequestT, Progress[RequestT]]
-
-
-class LeaseBook(Generic[RequestT]):
-    """The valid leases, one a worker."""
-
-    def __init__(self) -> None:
-        self._live: dict[str, LiveLease[RequestT]] = {}
-
-    def grant(self, lease: Lease[RequestT], requests: Sequence[Progress[RequestT]]) -> None:
-        """Enter a lease on requests that waited.
-
-        Args:
-            lease: lease with its number and holder, which must have none.
-            requests: progress of its requests, in the lease's order.
-        """
-        live = LiveLease(lease, dict(zip(lease.requests, requests, strict=True)))
-        for progress in requests:
-            progress.lease = live
-        self._live[lease.holder] = live
-
-    def of(self, worker: str) -> LiveLease[RequestT] | None:
-        """Return a worker's valid lease; None if it has none."""
-        return self._live.get(worker)
-
-    def valid(self, lease: Lease[RequestT]) -> LiveLease[RequestT] | None:
-        """Return what a lease still holds; None if it has ended."""
-        live = self._live.get(lease.holder)
-        return live if live is not None and live.lease.number == lease.number else None
-
-    def release(self, progress: Progress[RequestT]) -> None:
-        """Take a leased request from its holder; a lease ends with its last request."""
-        live = progress.lease
-        assert live is not None
-        del live.held[progress.item.request]
-        progress.lease = None
-        if not live.held:
-            del self._live[live.lease.holder]
-
-    def close(self, live: LiveLease[RequestT]) -> list[Progress[RequestT]]:
-        """End a lease, and return the requests that its holder still had."""
-        del self._live[live.lease.holder]
-        for progress in live.held.values():
-            progress.lease = None
-        return list(live.held.values())
 
 
 _Key = tuple[int, int]  # all denoising steps, committed ones

@@ -18,8 +18,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic
 
-from gpu_runtime.scheduling.open_requests import LeaseBook, LiveLease, Progress, WaitingRequests
-from gpu_runtime.scheduling.requests import Commit, Lease, RequestKind, RequestT, WorkItem
+from gpu_runtime.scheduling.open_requests import LiveLease, Progress, WaitingRequests
+from gpu_runtime.scheduling.requests import Lease, RequestKind, RequestT, WorkItem
 from storage.errors import SchedulingError
 
 _COMMIT_STEPS = 4
@@ -83,7 +83,7 @@ class PullScheduler(Generic[RequestT]):
         self._open: dict[RequestT, Progress[RequestT]] = {}
         self._count = dict.fromkeys(RequestKind, 0)
         self._waiting: WaitingRequests[RequestT] = WaitingRequests()
-        self._leases: LeaseBook[RequestT] = LeaseBook()
+        self._leases: dict[str, LiveLease[RequestT]] = {}  # the valid ones, by worker
         self._next_number = 0
 
     def add(self, items: Iterable[WorkItem[RequestT]]) -> None:
@@ -116,12 +116,12 @@ class PullScheduler(Generic[RequestT]):
 
     def is_valid(self, lease: Lease[RequestT]) -> bool:
         """Return True if a lease has not ended."""
-        return self._leases.valid(lease) is not None
+        return self._valid(lease) is not None
 
-    def committed(self, request: RequestT) -> Commit | None:
-        """Return the newest commit of an open request; None for any other."""
+    def committed(self, request: RequestT) -> tuple[int, object] | None:
+        """Return the steps and the state of an open request's newest commit; None for any other."""
         progress = self._open.get(request)
-        return None if progress is None else Commit(progress.step, progress.state)
+        return None if progress is None else (progress.step, progress.state)
 
     def drop(self, requests: Iterable[RequestT]) -> int:
         """Forget requests, leased or not, and return how many of them were open."""
@@ -147,7 +147,7 @@ class PullScheduler(Generic[RequestT]):
             room: most requests that it can take.
             kind: kind that it is to do.
         """
-        if self._leases.of(worker) is not None:
+        if worker in self._leases:
             return None
         taken = self._waiting.take(holds, kind, room)
         if not taken:
@@ -157,7 +157,9 @@ class PullScheduler(Generic[RequestT]):
         states = tuple([progress.state for progress in taken])
         number, self._next_number = self._next_number, self._next_number + 1
         lease = Lease(number, worker, item.kind, item.version, item.steps, taken[0].step, requests, states)
-        self._leases.grant(lease, taken)
+        live = self._leases[worker] = LiveLease(lease, dict(zip(requests, taken, strict=True)))
+        for progress in taken:
+            progress.lease = live
         return lease
 
     def following(self, holds: Hashable, kind: RequestKind) -> WorkItem[RequestT] | None:
@@ -195,7 +197,7 @@ class PullScheduler(Generic[RequestT]):
                 self.counters.stale_commits += 1
             elif step > progress.step:
                 self._advance(progress, step, state)
-        live = self._leases.valid(lease)
+        live = self._valid(lease)
         return () if live is None else tuple(live.held)
 
     def deliver(self, lease: Lease[RequestT], requests: Iterable[RequestT]) -> tuple[RequestT, ...]:
@@ -232,7 +234,7 @@ class PullScheduler(Generic[RequestT]):
 
     def hand_back(self, lease: Lease[RequestT]) -> tuple[RequestT, ...]:
         """End a lease that its worker gives up; return the requests that wait again."""
-        live = self._leases.valid(lease)
+        live = self._valid(lease)
         return () if live is None else self._take_back(live)
 
     def on_worker_lost(
@@ -242,7 +244,7 @@ class PullScheduler(Generic[RequestT]):
 
         Steps of `reached` past the last commit count as redone.
         """
-        live = self._leases.of(worker)
+        live = self._leases.get(worker)
         if live is None:
             return ()
         for request, progress in live.held.items():
@@ -250,9 +252,14 @@ class PullScheduler(Generic[RequestT]):
             self.counters.redone_steps += max(0, step - progress.step)
         return self._take_back(live)
 
+    def _valid(self, lease: Lease[RequestT]) -> LiveLease[RequestT] | None:
+        """Return what a lease still holds; None if it has ended."""
+        live = self._leases.get(lease.holder)
+        return live if live is not None and live.lease.number == lease.number else None
+
     def _refuse_strangers(self, lease: Lease[RequestT], requests: Collection[RequestT]) -> None:
         """Refuse requests that a lease never had."""
-        live = self._leases.valid(lease)
+        live = self._valid(lease)
         held = {} if live is None else live.held  # the fast path for what is still held
         strangers = [request for request in requests if request not in held and request not in lease.requests]
         if strangers or lease.number >= self._next_number:
@@ -274,17 +281,22 @@ class PullScheduler(Generic[RequestT]):
             self._waiting.add(progress, first=True)
 
     def _finish(self, progress: Progress[RequestT]) -> None:
-        if progress.lease is None:
+        live, progress.lease = progress.lease, None
+        if live is None:
             self._waiting.remove(progress)
         else:
-            self._leases.release(progress)
+            del live.held[progress.item.request]
+            if not live.held:
+                del self._leases[live.lease.holder]
         del self._open[progress.item.request]
         self._count[progress.item.kind] -= 1
 
     def _take_back(self, live: LiveLease[RequestT]) -> tuple[RequestT, ...]:
-        back = self._leases.close(live)
+        del self._leases[live.lease.holder]
+        back = list(live.held.values())
         # Each goes to the front, so the last goes first to keep their order.
         for progress in reversed(back):
+            progress.lease = None
             self._waiting.add(progress, first=True)
         self.counters.returned += len(back)
         return tuple(progress.item.request for progress in back)

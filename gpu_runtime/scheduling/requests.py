@@ -130,18 +130,6 @@ class WorkItem(Generic[RequestT]):
             raise SchedulingError(f"request {self.request!r} takes {self.steps} steps; give it at least 1")
 
 
-class Commit(NamedTuple):
-    """The progress of a request, and the reference to its state.
-
-    Attributes:
-        step: denoising steps done.
-        state: opaque reference; None before the first commit.
-    """
-
-    step: int
-    state: object
-
-
 @dataclass(frozen=True)
 class Lease(Generic[RequestT]):
     """A worker's right to work on requests that can be advanced in one batch.

@@ -67,12 +67,14 @@ class GeneratingGroup(RemoteActor[Worker]):
         """Notices of the members' machines, from their last answers."""
         self.step_s: SimpleQueue[float] = SimpleQueue()
         """Seconds of a denoising step in each chunk that the leader has answered."""
+        self.timed = False
+        """True once one of them has been taken: the first chunk warms the group up."""
         self.over = False
         """True once it no longer counts: answers of its members are late."""
         self.overdue = False
         """True once its answers are no longer waited for."""
-        self.late = 0
-        """Number of answers that came after it was over."""
+        self.formed_at: float | None = None
+        """Time at which its members had met, in unix seconds; None before that."""
         self.call_off = call_off
         self._lock = Lock()
         self._open: dict[Future[Any], str] = {}
@@ -137,7 +139,6 @@ class GeneratingGroup(RemoteActor[Worker]):
         error = call.exception()
         with self._lock:
             name = self._open.pop(call)
-            self.late += self.over
             first = isinstance(error, _Failure) and not self.failures
             if isinstance(error, _Failure) and not isinstance(self.failures.get(name), WorkerLostError):
                 self.failures[name] = error
@@ -239,15 +240,8 @@ class GroupedFleet:
         self._instances: dict[str, str] = {}
         self._lost: set[str] = set()
         self._failures = 0
-        self._over: list[GeneratingGroup] = []
-        self._since: dict[WorkerGroup, float] = {}
         self.records: list[GroupRecord] = []
         """Groups that have ended."""
-
-    @property
-    def late(self) -> int:
-        """Number of late answers, from members of groups that were over."""
-        return sum(group.late for group in self._over)
 
     def workers(self, version: WeightsVersion) -> list[Device]:
         """Return the groups that are formed, each as one device."""
@@ -403,7 +397,7 @@ class GroupedFleet:
                 raise error
 
     def _begin(self, group: GeneratingGroup) -> None:
-        self._since[group.place] = now()
+        group.formed_at = now()
 
     def _end(self, group: GeneratingGroup) -> None:
         """End a broken group; its live members wait for another one."""
@@ -424,13 +418,12 @@ class GroupedFleet:
         """Give a group no further chunk; one that is not yet formed, or is broken, is called off."""
         del self._groups[group.place]
         group.device.retiring = True
-        self._over.append(group)
         self._former |= {device.name: group for device in group.devices}
         if self._forming.pop(group, None) is not None or group.broken:
             self._call_off(group.place)
             group.over = True
         self._rendezvous.ended(group.place.prefix)
-        since, place = self._since.pop(group.place, None), group.place
+        since, place = group.formed_at, group.place
         if since is not None:
             instance = self._instances[place.leader]
             self.records.append(GroupRecord(place.epoch, place.place, instance, place.members, since, now()))

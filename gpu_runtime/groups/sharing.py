@@ -54,8 +54,6 @@ class Sharing:
         self._instances: dict[str, str] = {}
         self._collector = collector
         collector.book_at_close(self._book_step_times)
-        self.late = 0
-        """Number of answers that came after their group was over, and were dropped."""
 
     @contextmanager
     def phase(self, fleet: GeneratingFleet, phase: Phase) -> Iterator[GeneratingFleet]:
@@ -78,7 +76,6 @@ class Sharing:
             grouped.close()
             with self._collector.writing() as since:
                 since.groups += grouped.records
-            self.late += grouped.late
 
     def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
         assert self._rendezvous is not None, "some degree is above 1"
@@ -146,7 +143,6 @@ class MeasuredFleet(GroupedFleet):
         self._left: Callable[[], WorkLeft] | None = None
         self._chosen: tuple[tuple[object, ...], Layout] | None = None  # all that the last choice depends on
         self._look = True
-        self._timed: set[GeneratingGroup] = set()
         self._asked_at: dict[WorkerGroup, float] = {}
         self._busy_until: dict[str, float] = {}
 
@@ -170,8 +166,8 @@ class MeasuredFleet(GroupedFleet):
         try:
             while True:
                 step_s = group.step_s.get_nowait()
-                self._step_times.note(len(group.devices), step_s, first=group not in self._timed)
-                self._timed.add(group)
+                self._step_times.note(len(group.devices), step_s, first=not group.timed)
+                group.timed = True
         except Empty:
             pass
         self._look = self._look or self._step_times.known.keys() != before

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
-from storage.errors import CapacityError
 from storage.record.records import Market
 
 Result = TypeVar("Result")
@@ -102,10 +101,6 @@ class InProcessCluster(Cluster):
     ) -> RemoteActor[WorkerT]:
         """As of every cluster, but that it loads at once."""
         return InProcessActor(name, build(*args), self.times)
-
-    def request_spot_devices(self, devices: int) -> None:
-        """As of every cluster."""
-        raise CapacityError("a process has no autoscaler")
 
     def describe(self) -> str:
         """As of every cluster."""

@@ -21,7 +21,7 @@ from gpu_runtime.cluster.fork_client import ForkedProcess, fork, start_fork_serv
 from gpu_runtime.cluster.local_worker import Answer, Surroundings
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from storage.config.run_config import RunConfig
-from storage.errors import CapacityError, ConfigurationError, WorkerLostError
+from storage.errors import ConfigurationError, WorkerLostError
 from storage.record.records import Market
 
 _END_S = 30.0
@@ -77,10 +77,6 @@ class LocalCluster(Cluster):
         with self._lock:
             self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
         return actor
-
-    def request_spot_devices(self, devices: int) -> None:
-        """See `Cluster`; always refused, as this machine has no autoscaler."""
-        raise CapacityError("runtime.cluster=local has no autoscaler; name a Ray cluster that has one")
 
     def share(self, value: T) -> T:
         """Pickle a value once; its stand-in maps it into each worker."""

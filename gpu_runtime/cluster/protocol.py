@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from storage.errors import CapacityError
 from storage.record.records import Market
 
 WorkerT = TypeVar("WorkerT")
@@ -75,13 +76,13 @@ class Cluster(ABC):
         """
         return {"reserved": 1, "spot": 0}
 
-    @abstractmethod
     def request_spot_devices(self, devices: int) -> None:
         """Ask the cluster's autoscaler to have instances for this many spot devices, whatever runs on them.
 
         Raises:
             CapacityError: the cluster has no autoscaler, or it cannot be reached.
         """
+        raise CapacityError("this cluster has no autoscaler; name a Ray cluster that has one")
 
     @abstractmethod
     def start(

@@ -54,8 +54,8 @@ class TracePlan:
         fitted = summarise(self.fitted)
         return {
             "trace": self.name,
-            "instances_added": len(replay.done.added),
-            "instances_removed": len(replay.done.removed),
+            "instances_added": replay.done.count("add"),
+            "instances_removed": replay.done.count("remove"),
             "instances_skipped": replay.steps.skipped,
             "instances_in_trace": fitted.instances,
             "most_at_once": fitted.peak,

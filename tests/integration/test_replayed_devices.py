@@ -94,7 +94,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
         assert same_bits(alone, rolled)
         second = workers_of(rolled) - {"reserved-0"}
     replay.stop()
-    assert (len(replay.done.added), instances.names) == (1, ["two"])
+    assert (replay.done.count("add"), instances.names) == (1, ["two"])
     redone = runtime.counters.redone_steps
     instances.warn("two")
     while runtime._fleet.drafters(WeightsVersion(0)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import TraceEvent
+from gpu_runtime.spot.traces.trace import EventKind, TraceEvent
 from storage.clock import now
 
 
@@ -17,17 +17,18 @@ class Replayed:
     """The actions of a replay so far.
 
     Attributes:
-        added: times at which instances had come, in seconds from its beginning.
-        removed: times at which instances were removed, in the same seconds.
-        happened: events of added and removed instances, with their names and the same times.
+        happened: instances that came and were removed, with the times at which that was done, in seconds from
+            its beginning.
         failure: exception that ended it early; None if there was none.
     """
 
-    added: list[float] = field(default_factory=list)
-    removed: list[float] = field(default_factory=list)
     warned: int = 0
     happened: list[TraceEvent] = field(default_factory=list)
     failure: BaseException | None = None
+
+    def count(self, kind: EventKind) -> int:
+        """Return how many instances came (`add`), or were removed (`remove`)."""
+        return sum(event.kind == kind for event in self.happened)
 
 
 class TraceReplay:
@@ -80,12 +81,10 @@ class TraceReplay:
     def _do(self, step: TraceEvent, began: float) -> None:
         if step.kind == "add":
             self.instances.add(step.instance)
-            self.done.added.append(time.monotonic() - began)
-            self.done.happened.append(TraceEvent(self.done.added[-1], "add", step.instance))
-        elif step.kind == "notice":
+        elif step.kind == "remove":
+            self.instances.remove(step.instance)
+        else:
             self.instances.warn(step.instance)
             self.done.warned += 1
-        else:
-            self.instances.remove(step.instance)
-            self.done.removed.append(time.monotonic() - began)
-            self.done.happened.append(TraceEvent(self.done.removed[-1], "remove", step.instance))
+            return
+        self.done.happened.append(TraceEvent(time.monotonic() - began, step.kind, step.instance))

@@ -107,10 +107,13 @@ class FakePool(ScoringPool):
         self._on_event(event)
 
     def _start(self) -> RemoteActor[ScoringWorker]:
+        name = f"scorer-{self._started}"
         self._started += 1
-        return FakeScorer(f"scorer-{self._started - 1}", self._script, self._judge)
+        self._loaded[name] = Future()
+        self._loaded[name].set_result(False)
+        return FakeScorer(name, self._script, self._judge)
 
-    def _end_if_hung(self, actor: RemoteActor[ScoringWorker], call: Future[Any]) -> None:
+    def _limit(self, actor: RemoteActor[ScoringWorker], call: Future[Any], limit_s: float) -> None:
         """Nobody's clock runs here."""
 
 

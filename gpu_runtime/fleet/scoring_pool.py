@@ -163,16 +163,8 @@ class ScoringPool:
         for actor in self.actors:
             actor.kill()
 
-    def _end_if_hung(self, actor: RemoteActor[ScoringWorker], call: Future[list[Score]]) -> None:
-        """Kill a scorer that does not load, or whose call then takes longer than `CALL_LIMIT_S`."""
-        loaded = self._loaded[actor.name]
-        self._limit(actor, loaded, self._runtime.start_timeout_s)
-        loaded.add_done_callback(lambda _: self._limit(actor, call, CALL_LIMIT_S))
-
     def _limit(self, actor: RemoteActor[ScoringWorker], call: Future[Any], limit_s: float) -> None:
         """Kill a scorer that does not finish a call in time: its calls then end as lost."""
-        if call.done():
-            return
 
         def end() -> None:
             self._hung[actor.name] = limit_s
@@ -220,9 +212,10 @@ class ScoringPool:
         self._open.difference_update(images)
 
     def _feed(self) -> None:
-        """Let every free scorer pull."""
+        """Let every free scorer pull that has loaded, or died while loading, which its call will show."""
         working = {actor.name for actor, *_ in self._busy.values()}
-        free = [actor for actor in self.actors if actor.name not in working]
+        loaded = [actor for actor in self.actors if self._loaded[actor.name].done()]
+        free = [actor for actor in loaded if actor.name not in working]
         while free and (lease := self._pull(free[0].name, len(free))) is not None:
             images = [image for image in lease.requests if image.begin()]
             self._finish(lease, set(lease.requests) - set(images))  # cancelled meanwhile
@@ -235,7 +228,7 @@ class ScoringPool:
                 [image.prompt for image in images],
                 images[0].kind is RequestKind.EVALUATE,  # a lease has images of one kind
             )
-            self._end_if_hung(actor, call)
+            self._limit(actor, call, CALL_LIMIT_S)
             self._busy[call] = actor, lease, images
             call.add_done_callback(self._post)
 
@@ -282,7 +275,8 @@ class ScoringPool:
         how = str(error)
         if (limit_s := self._hung.get(actor.name)) is not None:
             how = f"scorer {actor.name} gave no answer in {limit_s:g} s and was killed"
-        self.actors[self.actors.index(actor)] = self._start()
+        self.actors[self.actors.index(actor)] = replacement = self._start()
+        self._limit(replacement, self._loaded[replacement.name], self._runtime.start_timeout_s)
         self._deaths_in_a_row += 1
         for image in images:
             image.deaths += 1
@@ -310,5 +304,6 @@ class ScoringPool:
         arguments = (self._reward, name, self._history, share > 0, self._second_judge)
         reads = [folder for one in (self._reward, self._second_judge) if one for folder in model_folders(one)]
         actor = self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
-        self._loaded[name] = actor.call(ScoringWorker.ready)
+        loaded = self._loaded[name] = actor.call(ScoringWorker.ready)
+        loaded.add_done_callback(lambda _: self._post([]))  # what waits may be for it
         return actor

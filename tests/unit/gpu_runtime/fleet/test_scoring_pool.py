@@ -159,19 +159,24 @@ def test_an_image_that_kills_its_scorer_is_given_up_although_others_are_judged()
 
 
 class Answering(RemoteActor[ScoringWorker]):
-    """A scorer that answers at once, in the thread that asks."""
+    """A scorer that answers at once, in the thread that asks; or once it has loaded."""
 
     by_frame = False
 
-    def __init__(self, name: str, answer: Any) -> None:
+    def __init__(self, name: str, answer: Any, loading: Future[bool] | None) -> None:
         super().__init__(name)
         self.killed = threading.Event()
         self._answer = answer
+        self._loading = loading
 
     def call(self, method: Any, *args: Any, **kwargs: Any) -> Future[Any]:
         """`ready` and `score`."""
         call: Future[Any] = Future()
-        if method.__name__ == "ready":
+        if self._loading is not None:
+            if method.__name__ == "ready":
+                return self._loading
+            self._loading.add_done_callback(lambda _: self._answer(call, *args))
+        elif method.__name__ == "ready":
             call.set_result(self.by_frame)
         else:
             self._answer(call, *args)
@@ -183,21 +188,25 @@ class Answering(RemoteActor[ScoringWorker]):
 
 
 class AnsweringCluster:
-    """Starts such scorers."""
+    """Starts such scorers; from now on they load until `loading` ends, if it is set."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
+        self.loading: Future[bool] | None = None
         self.started: list[Answering] = []
 
     def start(self, name: str, *args: Any, **options: Any) -> Answering:
-        self.started.append(Answering(name, self.answer))
+        self.started.append(Answering(name, self.answer, self.loading))
         self.reads = options["reads"]
         return self.started[-1]
 
 
-def live_pool(answer: Any, **settings: Any) -> tuple[ScoringPool, AnsweringCluster]:
+def live_pool(
+    answer: Any, scorers: int = 2, start_timeout_s: float = 300.0, **settings: Any
+) -> tuple[ScoringPool, AnsweringCluster]:
     cluster = AnsweringCluster(answer)
-    config = tiny_config(runtime={"scorer_workers": 2}, **settings)
+    runtime = {"scorer_workers": scorers, "start_timeout_s": start_timeout_s}
+    config = tiny_config(runtime=runtime, **settings)
     pool = ScoringPool(cast(Any, cluster), config.runtime, config.reward, config.evaluation)
     pool.await_ready()
     return pool, cluster
@@ -205,6 +214,40 @@ def live_pool(answer: Any, **settings: Any) -> tuple[ScoringPool, AnsweringClust
 
 def judged(call: Future[Any], pictures: list[np.ndarray], prompts: list[Any], held_out: bool) -> None:
     call.set_result([Score(float(picture[0, 0, 1]) / 100, False, "") for picture in pictures])
+
+
+def dies_first(then: Any) -> Any:
+    """Return an answer: the first call loses its scorer."""
+    died: list[bool] = []
+
+    def answer(call: Future[Any], *args: Any) -> None:
+        if died:
+            then(call, *args)
+        else:
+            died.append(True)
+            call.set_exception(WorkerLostError("gone"))
+
+    return answer
+
+
+def test_no_image_waits_for_a_replacement_that_loads_while_another_scorer_is_free():
+    pool, cluster = live_pool(dies_first(judged))
+    cluster.loading = Future()
+    scores = pool.judge(images(8), PROMPTS)
+    assert [score.result(timeout=10).value for score in scores] == [seed / 100 for seed in range(8)]
+    assert len(cluster.started) == 3
+    others = pool.judge(images(1), PROMPTS)
+    assert [score.result(timeout=10).value for score in others] == [0.0]
+    cluster.loading.set_result(False)
+    pool.close()
+
+
+def test_a_replacement_that_does_not_load_in_time_is_killed():
+    pool, cluster = live_pool(dies_first(judged), start_timeout_s=1.0)
+    cluster.loading = Future()
+    pool.wait_for(pool.judge(images(1), PROMPTS))
+    assert cluster.started[2].killed.wait(60)
+    pool.close()
 
 
 def test_a_scorer_reads_the_folders_that_its_options_and_the_judges_name(tmp_path: Path):
@@ -226,10 +269,12 @@ def test_a_scorer_reads_the_folders_that_its_options_and_the_judges_name(tmp_pat
 
 def test_the_limit_of_a_call_begins_when_the_scorer_has_loaded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scoring_pool, "CALL_LIMIT_S", 0.05)
-    pool, cluster = live_pool(judged)
-    scorer, loading = cluster.started[0], Future[bool]()
-    pool._loaded[scorer.name] = loading
-    pool._end_if_hung(scorer, Future())
+    pool, cluster = live_pool(dies_first(lambda *_: None), scorers=1)
+    loading = cluster.loading = Future()
+    pool.judge(images(1), PROMPTS)
+    while len(cluster.started) < 2:
+        threading.Event().wait(0.01)
+    scorer = cluster.started[1]
     assert not scorer.killed.wait(0.3)
     loading.set_result(False)
     assert scorer.killed.wait(60)
@@ -284,7 +329,7 @@ def test_all_scorers_have_one_limit_together_to_load(monkeypatch: pytest.MonkeyP
     config = tiny_config(runtime={"scorer_workers": 2})
     pool = ScoringPool(FakeCluster(), config.runtime, config.reward, config.evaluation)
     waited: list[float] = []
-    loading: Any = SimpleNamespace(result=lambda timeout: waited.append(timeout))
+    loading: Any = SimpleNamespace(result=lambda timeout: waited.append(timeout), done=lambda: True)
     pool._loaded = {actor.name: loading for actor in pool.actors}
     readings = iter([0.0, 10.0, 25.0])
     monkeypatch.setattr(scoring_pool, "time", SimpleNamespace(monotonic=lambda: next(readings)))

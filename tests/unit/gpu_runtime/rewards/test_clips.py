@@ -232,6 +232,8 @@ def test_only_the_chosen_frames_travel_to_a_scorer():
     class Pool(FakePool):
         def _start(self) -> RemoteActor[ScoringWorker]:
             self._reward = RewardConfig(frames=2)
+            self._loaded["scorer"] = Future()
+            self._loaded["scorer"].set_result(False)
             return Receiver("scorer")
 
     pool = Pool(1, Script(), lambda prompt, seed: Score(0.5, False, ""))

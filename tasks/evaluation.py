@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 from PIL import Image
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.diffusion.samples import GeneratedSample
@@ -64,7 +63,7 @@ class Evaluated:
     ended_at: float
 
 
-@task(name="evaluate-weights", task_run_name="evaluate-weights", cache_policy=NO_CACHE, persist_result=False)
+@task(name="evaluate-weights", task_run_name="evaluate-weights", persist_result=False)
 def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: bool = False) -> Evaluated:
     """Load a run's newest checkpoint, or the untouched model, generate the images, judge them.
 
@@ -130,12 +129,7 @@ def scored_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     )
 
 
-@task(
-    name="record-separate-evaluation",
-    task_run_name="record-separate-evaluation",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
+@task(name="record-separate-evaluation", task_run_name="record-separate-evaluation", persist_result=False)
 def record_separately(
     home: Home,
     config: RunConfig,

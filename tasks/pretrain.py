@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.pretraining.flow_matching import pretrain
 
 
-@task(name="pretrain-model", task_run_name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)
+@task(name="pretrain-model", task_run_name="pretrain-model", persist_result=False)
 def pretrain_model(
     model: str, out: Path, seed: int, progress: Callable[[int, int, float], None]
 ) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from functools import partial
 
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plan_to_json
@@ -43,7 +42,7 @@ _THUMBNAIL_SIDE = 256
 """The side of a thumbnail in pixels."""
 
 
-@task(name="explore", task_run_name="explore {iteration}", cache_policy=NO_CACHE, persist_result=False)
+@task(task_run_name="explore {iteration}", persist_result=False)
 def explore(
     session: Session, iteration: int, ahead: Ahead | None = None, refused: SeedPlan | None = None
 ) -> SeedPlan:
@@ -61,7 +60,7 @@ def explore(
         return session.runtime.explore(iteration, ahead)
 
 
-@task(name="rollout", task_run_name="rollout {plan.iteration}", cache_policy=NO_CACHE, persist_result=False)
+@task(task_run_name="rollout {plan.iteration}", persist_result=False)
 def rollout(session: Session, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
     """Generate the chosen seeds on all devices; scorers judge them meanwhile.
 
@@ -72,18 +71,14 @@ def rollout(session: Session, plan: SeedPlan, ahead: Ahead | None = None) -> Rol
         return session.runtime.rollout(plan, ahead)
 
 
-@task(
-    name="reward", task_run_name="reward {rolled.plan.iteration}", cache_policy=NO_CACHE, persist_result=False
-)
+@task(task_run_name="reward {rolled.plan.iteration}", persist_result=False)
 def reward(session: Session, rolled: Rollout) -> list[Score]:
     """Wait for the last scores of the rollout's images."""
     with session.timed("reward"):
         return session.runtime.reward(rolled)
 
 
-@task(
-    name="train", task_run_name="train {rolled.plan.iteration}", cache_policy=NO_CACHE, persist_result=False
-)
+@task(task_run_name="train {rolled.plan.iteration}", persist_result=False)
 def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
     """Take the training steps and publish the weights.
 
@@ -94,7 +89,7 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
         return session.runtime.train(rolled, scores)
 
 
-@task(name="evaluate", task_run_name="evaluate {iteration}", cache_policy=NO_CACHE, persist_result=False)
+@task(task_run_name="evaluate {iteration}", persist_result=False)
 def evaluate(session: Session, iteration: int) -> Evaluation:
     """Score held-out prompts with the moving average of the weights after an iteration.
 
@@ -107,7 +102,7 @@ def evaluate(session: Session, iteration: int) -> Evaluation:
         return runtime.evaluate(runtime.evaluate_prompts if is_end else runtime.compared_prompts)
 
 
-@task(name="commit", task_run_name="commit {record.iteration}", cache_policy=NO_CACHE, persist_result=False)
+@task(task_run_name="commit {record.iteration}", persist_result=False)
 def commit(session: Session, record: IterationRecord) -> None:
     """Make an iteration durable: its rows and, if due, its checkpoint appear by one rename.
 
@@ -132,12 +127,7 @@ def commit(session: Session, record: IterationRecord) -> None:
     )
 
 
-@task(
-    name="record-evaluation",
-    task_run_name="record-evaluation {record.iteration}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
+@task(name="record-evaluation", task_run_name="record-evaluation {record.iteration}", persist_result=False)
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     """Write a held-out evaluation to the record; `tasks.iteration.alarm` responds to its images."""
     session.store.commit_evaluation(record)

@@ -155,15 +155,18 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
     waits_s = statistics.median(loads) if loads else 0.0
     if degree > 1 and values["regroup_s"]:
         waits_s += statistics.median(values["regroup_s"])
-    columns = {str(name): [float(value) for value in work[name]] for name in work.columns}
+    values["score_s"] += _score_s(work, size, config.runtime.scorer_workers, waits_s, degree)
     before_rollout = strategy_of(config.exploration).drafts_before_rollout
-    for entries in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, entries, strict=True))
-        values["score_s"] += _score_s(
-            size, config.runtime.scorer_workers, row, row["rollout_s"] - waits_s, degree
-        )
-        values["driver_s"] += _driver_s(before_rollout, config.runtime.trainer_workers, row)
-    _measure_evaluations(config.sampling, config.sequence_parallel.evaluate, evaluations, steps, found)
+    values["driver_s"] += _driver_s(work, before_rollout, config.runtime.trainer_workers)
+    if (shared := config.sequence_parallel.evaluate) == AUTO:
+        return
+    batches = -(-evaluations["images"] // size)
+    evaluated = evaluations["rollout_device_s"] / (batches * config.sampling.evaluate_steps) / shared
+    seconds = list(evaluated[evaluated > 0])
+    if shared in steps:  # relative to a rollout's steps
+        values["evaluation"] += [value / statistics.median(steps[shared]) for value in seconds]
+    else:
+        found.evaluated[size, shared] += seconds
 
 
 def _steps_by_degree(
@@ -211,62 +214,38 @@ def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: flo
     return {degree: spent_s for degree, spent_s in spent.items() if spent_s > _IN_PASSING * device_s}
 
 
-def _measure_evaluations(
-    sampling: SamplingConfig,
-    degree: int,
-    evaluations: pd.DataFrame,
-    steps: Mapping[int, list[float]],
-    found: _Recorded,
-) -> None:
-    """Add the times of evaluations, relative to a rollout's steps if those were shared by as many devices."""
-    size = sampling.batch_size
-    if degree == AUTO:
-        return
-    evaluated = evaluations["rollout_device_s"] / (
-        -(-evaluations["images"] // size) * sampling.evaluate_steps
-    )
-    seconds = [float(value) / degree for value in evaluated if value > 0]
-    if degree in steps:
-        found.values["evaluation"] += [value / statistics.median(steps[degree]) for value in seconds]
-    else:
-        found.evaluated[size, degree] += seconds
-
-
 def _score_s(
-    batch_size: int, scorers: int, row: Mapping[str, float], rollout_s: float, degree: int = 1
+    work: pd.DataFrame, batch_size: int, scorers: int, waits_s: float, degree: int = 1
 ) -> list[float]:
-    """Return the seconds in which a scorer judges one image, from the wait for a rollout's last scores.
+    """Return the seconds in which a scorer judges one image, from the waits for rollouts' last scores.
 
     Devices deliver in turns of one batch per device; scorers judge a turn's images while the next turn is
     generated. Either they keep up, and the wait is for the last turn only, or they lag from the first turn
     on.
 
     Args:
-        row: row of the iteration; its device-seconds tell how many devices it had.
-        rollout_s: seconds that devices generated for.
+        work: iterations; their device-seconds tell how many devices they had.
+        waits_s: seconds of a rollout in which devices do not generate.
     """
-    samples, reward_s = row["samples"], row["reward_s"]
-    if math.isnan(rollout_s) or math.isnan(reward_s) or math.isnan(row["iteration_s"]):
-        return []
-    devices = max(1, round(row["device_s"] / row["iteration_s"]) // degree)
+    samples, waited_s = work["samples"], work["reward_s"]
+    devices = ((work["device_s"] / work["iteration_s"]).round() // degree).clip(lower=1)
     batches = -(-samples // batch_size)
     turns = -(-batches // devices)
-    turn_s = rollout_s / turns
-    lags = reward_s > turn_s
-    images = samples if lags else min(samples, samples / batches * (batches - (turns - 1) * devices))
-    judging_s = reward_s + (turns - 1) * turn_s if lags else reward_s
-    return [judging_s * scorers / images]
+    turn_s = (work["rollout_s"] - waits_s) / turns
+    lags = waited_s > turn_s
+    last = (samples / batches * (batches - (turns - 1) * devices)).clip(upper=samples)
+    judging_s = waited_s + ((turns - 1) * turn_s).where(lags, 0 * turn_s)  # NaN where nothing is known
+    return list((judging_s * scorers / samples.where(lags, last)).dropna())
 
 
-def _driver_s(before_rollout: bool, trainers: int, row: Mapping[str, float]) -> list[float]:
-    """Return an iteration's time outside its phases: waiting for commits and drafts, publishing, records.
+def _driver_s(work: pd.DataFrame, before_rollout: bool, trainers: int) -> list[float]:
+    """Return iterations' time outside their phases: waiting for commits and drafts, publishing, records.
 
     Args:
         before_rollout: True if the rollout waits for drafts.
     """
-    phases = ("rollout_s", "reward_s", "redraft_s", *(("explore_s",) if before_rollout else ()))
-    known = [row[name] for name in phases if not math.isnan(row[name])]
-    beside_s = 0.0 if math.isnan(row["train_beside_s"]) else row["train_beside_s"]  # of older runs
-    training_s = row["train_device_s"] / trainers - beside_s
-    left_s = row["iteration_s"] - sum(known) - training_s
-    return [] if math.isnan(left_s) or math.isnan(row["rollout_s"]) else [max(0.0, left_s)]
+    phases = ["rollout_s", "reward_s", "redraft_s", *(("explore_s",) if before_rollout else ())]
+    beside_s = work["train_beside_s"].fillna(0.0)  # missing in older runs
+    training_s = work["train_device_s"] / trainers - beside_s
+    left_s = work["iteration_s"] - work[phases].sum(axis="columns") - training_s
+    return list(left_s.where(work["rollout_s"].notna()).clip(lower=0.0).dropna())

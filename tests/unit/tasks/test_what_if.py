@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -499,11 +501,11 @@ def test_the_profile_of_several_runs_is_written_to_a_file(tmp_path: Path):
 
 def test_the_wait_for_the_last_scores_says_what_a_score_takes():
     # 256 samples on one reserved and two spot devices: 16 batches in 6 turns, the last of one batch.
-    row = {"samples": 256.0, "iteration_s": 20.0, "device_s": 59.9}
-    (keeps_up,) = _score_s(16, 2, row | {"reward_s": 0.4}, rollout_s=12.0)
+    row = {"samples": 256.0, "iteration_s": 20.0, "device_s": 59.9, "rollout_s": 13.0}
+    work = pd.DataFrame([row | {"reward_s": waited_s} for waited_s in (0.4, 3.0, math.nan)])
+    keeps_up, lags = _score_s(work, batch_size=16, scorers=2, waits_s=1.0)
     assert keeps_up == pytest.approx(0.4 * 2 / 16)
     # Behind from the first turn on: all images take from 2 s to 12 + 3 s.
-    (lags,) = _score_s(16, 2, row | {"reward_s": 3.0}, rollout_s=12.0)
     assert lags == pytest.approx(13.0 * 2 / 256)
 
 

@@ -94,7 +94,7 @@ def _disturbed(
         arguments: those of `spotlight train`.
     """
     from flows.disturbed_run import HANG_S, DisturbedRun, disturb, start
-    from tasks.chaos.faults import Fault, digests, judge
+    from tasks.chaos.faults import Fault, digests, judged
     from tasks.chaos.replayed_trace import TracePlan, replayed, time_in_phases_s
 
     run_id = new_run_id(f"chaos-{config.name}")
@@ -120,35 +120,23 @@ def _disturbed(
         left = ran[name].left
         for done in ran[name].done:
             reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
-    verdicts = [judge(home, name, undisturbed) for name in ran]
-    reports = [verdict.report for verdict in verdicts]
-    broken = [said for verdict in verdicts for said in verdict.broken]
+    result = judged(home, list(ran), undisturbed)
     if hangs := sum(run.hung for run in ran.values()):
-        broken.append(f"{hangs} runs wrote nothing for {HANG_S:g} s and were ended")
+        result["broken_promises"].append(f"{hangs} runs wrote nothing for {HANG_S:g} s and were ended")
     by_kind = dict(Counter(done.fault.kind for run in ran.values() for done in run.done))
     if figures:
         by_kind = {"instance_removed": figures["instances_removed"]}
     return {
         "run_id": run_id,
-        "runs": len(verdicts),
+        "runs": len(ran),
         "faults": sum(by_kind.values()),
         "faults_left": len(left),
         "faults_by_kind": by_kind,
         "restarts": sum(run.restarts for run in ran.values()),
-        "samples": sum(report.requested for report in reports),
-        "lost": sum(len(report.lost) for report in reports),
-        "duplicated_deliveries": sum(len(report.duplicated) for report in reports),
-        "late_deliveries_dropped": sum(report.dropped for report in reports),
         "hangs": hangs,
-        "redone_steps_with_notice_max": max(report.most_redone(with_notice=True) for report in reports),
-        "redone_steps_without_notice_max": max(report.most_redone(with_notice=False) for report in reports),
         "commit_interval": config.runtime.commit_steps,
         "degree": config.sequence_parallel.largest,
-        "steps_needed": sum(report.steps_needed for report in reports),
-        "steps_redone": sum(report.steps_redone for report in reports),
-        "identical_weights": all(verdict.identical for verdict in verdicts),
-        "ledger_adds_up": all(verdict.balanced for verdict in verdicts),
-        "broken_promises": broken,
+        **result,
         **figures,
     }
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -159,42 +160,48 @@ def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on a disturbed run.
+def judged(home: Home, run_ids: Sequence[str], undisturbed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the figures of disturbed runs that have ended, and their broken promises in words.
 
-    Attributes:
-        report: report on its history.
-        identical: True if its weights, moving average and optimiser equal the undisturbed run's to the bit;
-            not promised where devices share samples, as their bits depend on how many do.
-        balanced: True if every paid device-second is accounted for once.
-        broken: broken promises, in words.
+    `identical_weights` (the moving average and the optimiser, too, to the bit) is not promised where devices
+    share samples: their bits depend on how many do.
+
+    Args:
+        undisturbed: `digests` of the undisturbed run's end.
     """
-
-    report: HistoryReport
-    identical: bool
-    balanced: bool
-    broken: tuple[str, ...]
-
-
-def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
-    """Check the promises to a run that has ended, given the `digests` of the undisturbed run's end."""
-    report = check_history(read_history(home.history(run_id)))
-    row = RunStore(home).run(run_id)
-    with RunStore(home).reading(run_id) as connection:
-        ledger = read_ledger(connection, run_id)
-    identical = bool(undisturbed) and digests(home, run_id).get(row.config.iterations) == undisturbed
-    broken = report.broken()
-    if row.status != "finished":
-        broken.append(f"run {run_id} is {row.status}, not finished: {row.error}")
-    elif not identical and row.config.sequence_parallel.largest == 1:
-        broken.append(f"run {run_id} ended with other weights than the undisturbed run")
-    if not ledger.is_balanced:
-        broken.append(
-            f"the ledger of {run_id} does not add up: the states differ from the paid time by "
-            f"{ledger.unaccounted_share:.2%}, {len(ledger.overlaps)} times a device was in two"
-        )
-    return Verdict(report, identical, ledger.is_balanced, tuple(broken))
+    reports: list[HistoryReport] = []
+    broken: list[str] = []
+    identical = adds_up = True
+    for run_id in run_ids:
+        row, report = RunStore(home).run(run_id), check_history(read_history(home.history(run_id)))
+        with RunStore(home).reading(run_id) as connection:
+            ledger = read_ledger(connection, run_id)
+        is_same = bool(undisturbed) and digests(home, run_id).get(row.config.iterations) == undisturbed
+        reports.append(report)
+        broken += report.broken()
+        if row.status != "finished":
+            broken.append(f"run {run_id} is {row.status}, not finished: {row.error}")
+        elif not is_same and row.config.sequence_parallel.largest == 1:
+            broken.append(f"run {run_id} ended with other weights than the undisturbed run")
+        if not ledger.is_balanced:
+            broken.append(
+                f"the ledger of {run_id} does not add up: the states differ from the paid time by "
+                f"{ledger.unaccounted_share:.2%}, {len(ledger.overlaps)} times a device was in two"
+            )
+        identical, adds_up = identical and is_same, adds_up and ledger.is_balanced
+    return {
+        "samples": sum(report.requested for report in reports),
+        "lost": sum(len(report.lost) for report in reports),
+        "duplicated_deliveries": sum(len(report.duplicated) for report in reports),
+        "late_deliveries_dropped": sum(report.dropped for report in reports),
+        "redone_steps_with_notice_max": max(report.most_redone(with_notice=True) for report in reports),
+        "redone_steps_without_notice_max": max(report.most_redone(with_notice=False) for report in reports),
+        "steps_needed": sum(report.steps_needed for report in reports),
+        "steps_redone": sum(report.steps_redone for report in reports),
+        "identical_weights": identical,
+        "ledger_adds_up": adds_up,
+        "broken_promises": broken,
+    }
 
 
 def digests(home: Home, run_id: str) -> dict[int, dict[str, str]]:

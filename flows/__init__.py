@@ -11,6 +11,9 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+ENDED_BY_SIGNAL = "ended by a person or by the system"
+"""The message of states of flow and task runs that a signal ended; Prefect's log lines repeat it."""
+
 _UNIMPORTANT = (
     "Service %r failed to process item", "Running hook 'note_process'", "Hook 'note_process' finished",
 )  # fmt: skip
@@ -31,6 +34,8 @@ class _LessOfPrefect(logging.Filter):
             first, self._said_away = not self._said_away, True
             return first
         if said == "keepalive ping failed" or said.startswith(_UNIMPORTANT):
+            return False
+        if ENDED_BY_SIGNAL in record.getMessage():  # else an error for each run that does not complete
             return False
         of_a_task = record.name == "prefect.task_runs" and record.levelno <= logging.INFO
         return not (of_a_task and said.startswith("Finished in state"))

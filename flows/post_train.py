@@ -28,7 +28,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
 from flows.artifacts import flow_run_page, show_links
-from flows.process.cancellation import crashes_with_its_cluster, names_what_ended
+from flows.process.cancellation import crashes_with_its_cluster
 from flows.process.ended_flow_runs import note_process
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
@@ -116,9 +116,7 @@ def train_run(
             session = open_session(home, store, run_id, config, mirror)
         with log.with_warnings(), session:
             log.ready()
-            needed = session.runtime.cluster.needed_processes()
-            guard.follow(needed)
-            with names_what_ended(run_id, needed, config.runtime.ray_address):
+            with guard.following(session.runtime.cluster.needed_processes()):
                 summary = _train(session)
         store.set_summary(run_id, summary)
         log.note("finished")

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import logging
 import os
 import sys
 import threading
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
@@ -24,23 +23,20 @@ from unittest.mock import patch
 import httpx
 import prefect.flow_engine
 import prefect.task_engine
-import psutil
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled, Crashed
 
+from flows import ENDED_BY_SIGNAL
 from flows.process.ended_flow_runs import process_of
-from flows.process.run_guard import lost_head
 from flows.process.stopping import Stopped, stop_this_process
-from storage.clock import process_is_alive, process_start_s
-from storage.errors import ClusterLostError, RunCancelledError, RuntimeFailure
+from storage.errors import ClusterLostError, RunCancelledError
 from storage.record.run_status import this_process
 
 _POLL_S = 1.0
-_MESSAGE = "ended by a person or by the system"
-"""The message of the states; Prefect's log lines, which repeat it, are recognised by it."""
+_CANCELLED = "cancelled in the Prefect UI"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,17 +59,17 @@ def cancellable(name: str, then: str) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    cancelled, over = threading.Event(), threading.Event()
-    watch = threading.Thread(target=_watch, args=(name, cancelled, over), name="cancellation", daemon=True)
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(name, over), name="cancellation", daemon=True)
     try:
         watch.start()
         # Prefect's own handler of SIGTERM would raise again in the middle of the shutdown.
         with ends_are_cancellations(), patch.object(prefect.flow_engine, "capture_sigterm", nullcontext):
             yield
     except Stopped as stopped:
-        if not cancelled.is_set():
+        if str(stopped) != _CANCELLED:
             raise
-        raise RunCancelledError(f"{name!r} was cancelled in the Prefect UI; {then}") from stopped
+        raise RunCancelledError(f"{name!r} was {_CANCELLED}; {then}") from stopped
     finally:
         over.set()
 
@@ -132,18 +128,10 @@ def _cancelled_by(error: BaseException) -> State[Any] | None:
     """Return the state of a run ended by this error; None if it was not a signal."""
     # The task runner gives up a task whose thread runs when its flow ends: a `CancelledError`.
     is_signal = isinstance(error, (KeyboardInterrupt, TerminationSignal, CancelledError))
-    return Cancelled(message=_MESSAGE) if is_signal else None
+    return Cancelled(message=ENDED_BY_SIGNAL) if is_signal else None
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    return _MESSAGE not in record.getMessage()
-
-
-for _name in ("prefect.flow_runs", "prefect.task_runs"):  # else an error for each that does not complete
-    logging.getLogger(_name).addFilter(_is_no_cancellation)
-
-
-def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None:
+def _watch(name: str, over: threading.Event) -> None:
     wanted = FlowRunFilter(
         name=FlowRunFilterName(any_=[name]),
         state=FlowRunFilterState.model_validate({"type": {"any_": ["CANCELLING"]}}),
@@ -155,40 +143,8 @@ def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None
             except httpx.HTTPError:
                 continue  # a server that restarts is asked again
             if this_process() in map(process_of, found):
-                cancelled.set()
-                stop_this_process("cancelled in the Prefect UI")
+                stop_this_process(_CANCELLED)
                 return
-
-
-@contextmanager
-def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") -> Iterator[None]:
-    """Let an error of the runtime name the run and the processes of the cluster that ended.
-
-    It may come before Ray's core ends this process without a word; then the run's guard says why.
-
-    Args:
-        needed: processes that the run cannot do without, pid by name.
-        address: HOST:PORT of the head of the joined cluster; empty if the run joined none.
-
-    Raises:
-        ClusterLostError: the runtime failed, and one of these processes has ended, or the head does not
-            answer.
-        RuntimeFailure: it failed for another reason.
-    """
-    begun: dict[str, float | None] = dict.fromkeys(needed)
-    for name, pid in needed.items():
-        with suppress(psutil.NoSuchProcess):
-            begun[name] = process_start_s(pid)
-    try:
-        yield
-    except RuntimeFailure as error:
-        go_on = f"go on with `spotlight resume {run_id}`"
-        ended = [name for name, at_s in begun.items() if not process_is_alive(needed[name], at_s)]
-        if ended:
-            raise ClusterLostError(f"{error}: {' and '.join(ended)} ended; {go_on}") from error
-        if (lost := lost_head(address, run_id)) is not None:
-            raise ClusterLostError(f"{error}: {lost}") from error
-        raise RuntimeFailure(f"{error}; {go_on}") from error
 
 
 def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:

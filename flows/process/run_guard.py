@@ -16,8 +16,8 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.processes import python_command
@@ -38,6 +38,7 @@ class RunGuard:
     """
 
     def __init__(self, home: Path, run_id: str, address: str = "") -> None:
+        self._run_id, self._address = run_id, address
         about = (str(home), run_id, str(os.getpid()), address)
         self._process = subprocess.Popen(
             python_command("-m", "flows.process.run_guard", *about),
@@ -46,9 +47,37 @@ class RunGuard:
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
 
-    def follow(self, processes: Mapping[str, int]) -> None:
-        """Note which processes (pid by name) the run needs, so that their end is seen."""
-        self._write("".join(f"{name}={pid}\n" for name, pid in processes.items()).encode())
+    @contextmanager
+    def following(self, needed: Mapping[str, int]) -> Iterator[None]:
+        """Follow the processes (pid by name) that the run needs, and name those that ended in its error.
+
+        The error may come before Ray's core ends this process without a word; then the other one says why.
+
+        Raises:
+            ClusterLostError: the runtime failed, and one of these processes has ended, or the head of the
+                joined cluster does not answer.
+            RuntimeFailure: it failed for another reason.
+        """
+        import psutil  # not in the other process, which is to stay small
+
+        from storage.clock import process_is_alive, process_start_s
+        from storage.errors import ClusterLostError, RuntimeFailure
+
+        self._write("".join(f"{name}={pid}\n" for name, pid in needed.items()).encode())
+        begun: dict[str, float | None] = dict.fromkeys(needed)
+        for name, pid in needed.items():
+            with suppress(psutil.NoSuchProcess):
+                begun[name] = process_start_s(pid)
+        try:
+            yield
+        except RuntimeFailure as error:
+            go_on = f"go on with `spotlight resume {self._run_id}`"
+            ended = [name for name, at_s in begun.items() if not process_is_alive(needed[name], at_s)]
+            if ended:
+                raise ClusterLostError(f"{error}: {' and '.join(ended)} ended; {go_on}") from error
+            if (lost := lost_head(self._address, self._run_id)) is not None:
+                raise ClusterLostError(f"{error}: {lost}") from error
+            raise RuntimeFailure(f"{error}; {go_on}") from error
 
     def close(self) -> None:
         """Let the process end: the run has reported how it ended, or is about to."""

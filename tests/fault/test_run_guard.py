@@ -27,7 +27,7 @@ store = RunStore(home)
 store.create_run("r", RunConfig(), {}, os.getpid())
 guard = RunGuard(home.path, "r", sys.argv[2])
 first, second = (subprocess.Popen(["sleep", "20"], stderr=subprocess.DEVNULL) for _ in range(2))
-guard.follow({"Ray's dashboard agent": first.pid, "Ray's raylet": second.pid})
+guard.following({"Ray's dashboard agent": first.pid, "Ray's raylet": second.pid}).__enter__()
 print("ready", flush=True)
 match sys.stdin.readline().strip():
     case "orderly":

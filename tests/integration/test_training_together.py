@@ -125,7 +125,7 @@ def test_a_checkpoint_of_two_goes_on_with_one_and_the_other_way_round(fresh, unt
 
 
 def test_one_killed_while_the_other_waits_for_it_ends_the_training_and_is_named(fresh):
-    """Last in this file: the runtime is of no use afterwards. What to do is said by `names_what_ended`."""
+    """Last in this file: the runtime is of no use afterwards. What to do is said by `RunGuard.following`."""
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
     waits, stopped = worker_process("reserved-0"), worker_process("reserved-1")

@@ -86,7 +86,7 @@ def test_prefect_calls_what_a_signal_ends_cancelled(error: BaseException):
 
 
 def test_prefect_keeps_its_hands_off_the_signals(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cancellation, "_watch", lambda name, cancelled, over: None)
+    monkeypatch.setattr(cancellation, "_watch", lambda name, over: None)
     of_prefect = signal.getsignal(signal.SIGTERM)
     with cancellable("r", "start it again"), prefect.flow_engine.capture_sigterm():
         assert signal.getsignal(signal.SIGTERM) is of_prefect

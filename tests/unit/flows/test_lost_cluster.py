@@ -8,6 +8,9 @@ import signal
 import socket
 import subprocess
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +19,7 @@ from rich.console import Console
 
 import flows.progress
 from flows.post_train import _finish, _note_troubles
-from flows.process.cancellation import names_what_ended
+from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
 from flows.progress import Reporter
 from gpu_runtime.cluster.slots import FailedStart
@@ -27,10 +30,21 @@ from tasks.iteration.session import Session, StormWatch, status_after
 from tests.read_runs import gone_process
 
 
+@contextmanager
+def following(needed: Mapping[str, int], address: str = "") -> Iterator[None]:
+    """The part of a run in which its guard follows these processes."""
+    guard = RunGuard(Path("no home"), "r", address)
+    try:
+        with guard.following(needed):
+            yield
+    finally:
+        guard.close()
+
+
 def test_processes_that_have_ended_are_named():
     child = subprocess.Popen(["sleep", "60"])
     needed = {"Ray's raylet": child.pid, "Ray's GCS server": os.getpid()}
-    with pytest.raises(ClusterLostError) as raised, names_what_ended("r", needed):
+    with pytest.raises(ClusterLostError) as raised, following(needed):
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie: its parent has not looked yet
         raise RuntimeFailure("the trainer's process is gone")
@@ -43,31 +57,31 @@ def test_processes_that_have_ended_are_named():
 
 def test_a_process_that_was_gone_before_counts():
     needed = {"Ray's raylet": gone_process()}
-    with pytest.raises(ClusterLostError, match="Ray's raylet ended"), names_what_ended("r", needed):
+    with pytest.raises(ClusterLostError, match="Ray's raylet ended"), following(needed):
         raise RuntimeFailure("no device is left")
 
 
 @pytest.mark.parametrize("address", ["", "auto"])
 def test_another_failure_of_the_runtime_says_how_to_go_on(address: str):
     needed = {"Ray's raylet": os.getpid()}
-    with pytest.raises(RuntimeFailure) as raised, names_what_ended("r", needed, address):
+    with pytest.raises(RuntimeFailure) as raised, following(needed, address):
         raise RuntimeFailure("no device is left")
     assert str(raised.value) == "no device is left; go on with `spotlight resume r`"
     assert status_after(raised.value) == "failed"
 
 
 def test_other_errors_are_left_as_they_are():
-    with pytest.raises(RewardError, match=r"^no scorer$"), names_what_ended("r", {}):
+    with pytest.raises(RewardError, match=r"^no scorer$"), following({}):
         raise RewardError("no scorer")
 
 
 def test_a_joined_head_that_does_not_answer_is_named_with_how_to_go_on_elsewhere():
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        with pytest.raises(RuntimeFailure) as alive, names_what_ended("r", {}, address):
+        with pytest.raises(RuntimeFailure) as alive, following({}, address):
             raise RuntimeFailure("no device is left")
     assert str(alive.value) == "no device is left; go on with `spotlight resume r`"
-    with pytest.raises(ClusterLostError) as lost, names_what_ended("r", {}, address):
+    with pytest.raises(ClusterLostError) as lost, following({}, address):
         raise RuntimeFailure("no device is left")
     assert f"the head of the Ray cluster at {address} does not answer any more" in str(lost.value)
     assert "`spotlight resume r --ray-address HOST:PORT`" in str(lost.value)

@@ -284,7 +284,7 @@ class DraftPlanner:
         left = self._affordable(self._room) - (np.cumsum(length) - length)
         taken = np.clip(left, 0, length)
         planned = np.bincount(segments.prompt, taken, len(self._order)).astype(int)
-        return self._issue(_share(np.minimum(planned, self.settings.candidates - self._issued), count))
+        return self._issue(_share(planned, count))
 
     def _issue(self, wanted: np.ndarray) -> list[Draft]:
         """Return the next `wanted` drafts of each prompt, seed by seed, and charge their cost."""

@@ -82,8 +82,8 @@ class IterationForecast:
         left = max(0, self.batches - done * devices)
         turns_left = math.ceil(left / others)
         rollout_s = (done + turns_left) * self.batch_s
-        last = left - others * (turns_left - 1) if left else self.batches - (done - 1) * devices
-        after_s = self.train_s * last / self.batches if self.batches else 0.0
+        last = left - others * (turns_left - 1)
+        after_s = self.train_s * last / self.batches if left else 0.0
         trained_s = (max(done, 1) if left else done) * self.batch_s + self.train_s
         return rollout_s, max(trained_s, rollout_s + after_s)
 

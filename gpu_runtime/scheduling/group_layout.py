@@ -45,7 +45,7 @@ Layout: TypeAlias = tuple[Group, ...]
 """Groups by instance, the largest first. A device that no group can use is in none."""
 
 _Worth = tuple[int, int, int, int]
-"""The worth of a choice: its rate, minus its idle devices, those that stay in their groups, and its groups.
+"""The worth of a choice: its rate, its devices in groups, those that stay in theirs, and its groups.
 
 More is better, and the first part that differs decides.
 """
@@ -138,7 +138,7 @@ def _choices(size: int, rates_by_degree: _ByDegree, standing_of: _ByDegree) -> M
         there = Counter(degrees)
         kept = sum(degree * min(count, standing[degree]) for degree, count in there.items())
         rate = sum(rates[degree] for degree in working)
-        worth = rate, sum(degrees) - size, kept, len(degrees)
+        worth = rate, sum(degrees), kept, len(degrees)
         held = best.get(len(working))
         if held is None or worth > held.worth:
             best[len(working)] = _Choice(worth, degrees)
@@ -169,11 +169,11 @@ def _best(
     for size, standing in instances:
         options = _choices(size, rates_by_degree, standing)
         following: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {}
-        for working, ((rate, idle, kept, groups), path) in best.items():
+        for working, ((rate, busy, kept, groups), path) in best.items():
             for more, (worth, degrees) in options.items():
                 if working + more > bound:
                     continue
-                value = rate + worth[0], idle + worth[1], kept + worth[2], groups + worth[3]
+                value = rate + worth[0], busy + worth[1], kept + worth[2], groups + worth[3]
                 held = following.get(working + more)
                 if held is None or value > held[0]:
                     following[working + more] = value, (*path, degrees)

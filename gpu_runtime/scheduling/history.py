@@ -215,11 +215,11 @@ class _Life:
 
     def to_blame(self, lease: _Lease) -> str:
         """Return the worker that a lease went back for; if several shared it, the one lost or warned then."""
-        members = lease.worker.split(MEMBERS_JOINED_BY)
-        if len(members) == 1 or lease.back_at is None:
+        if lease.back_at is None:
             return lease.worker
         struck_at = self.noticed_at if lease.why == "notice" else self.lost_at
-        away_s = {name: abs(struck_at[name] - lease.back_at) for name in members if name in struck_at}
+        members = [name for name in lease.worker.split(MEMBERS_JOINED_BY) if name in struck_at]
+        away_s = {name: abs(struck_at[name] - lease.back_at) for name in members}
         return min(away_s, key=away_s.__getitem__, default=lease.worker)
 
     def warned(self, worker: str) -> bool:

@@ -157,7 +157,7 @@ class ScoreModel:
         heights = np.minimum(heights / heights[:, -1:], 1.0) + 2.0 * np.arange(prompts)[:, None]
         wanted = uniforms_R[None, :] + 2.0 * np.arange(prompts)[:, None]
         found = np.searchsorted(heights.ravel(), wanted.ravel(), side="right").reshape(wanted.shape)
-        chosen_PR = np.minimum(found - count * np.arange(prompts)[:, None], count - 1)
+        chosen_PR = found - count * np.arange(prompts)[:, None]
         latent = logits_RN[None] * _GRID_S[chosen_PR][..., None] + _GRID_M[chosen_PR][..., None]
         if self._urn is not None:
             latent = self._urn.draw(latent, logits_RN, picks_RN)

@@ -119,12 +119,12 @@ class ScoreUrn:
             modelled_PR = marks_PR < 0
             pooled_PR = marks_PR < _OF_ALL
             share_PR = np.clip(marks_PR / _OF_ALL, 0, 1 - 1e-9)
-            of_all_PR = self.pool[np.minimum(np.searchsorted(pool, share_PR, side="right"), len(pool) - 1)]
+            of_all_PR = self.pool[np.searchsorted(pool, share_PR, side="right")]
             marks_PR = np.maximum(marks_PR - _OF_ALL, 0.0)
             former_PR = (marks_PR / np.where(weight_P1 > 0, weight_P1, 1.0)).astype(np.intp)
             is_former_PR = (marks_PR < weight_P1 * most_P1) & (former_PR < most_P1)
             of_past_PR = past_PL[prompts, np.minimum(former_PR, past_PL.shape[1] - 1)]
-            earlier_PR = np.clip(marks_PR - weight_P1 * most_P1, 0, max(turn - 1, 0)).astype(np.intp)
+            earlier_PR = np.maximum(marks_PR - weight_P1 * most_P1, 0.0).astype(np.intp)
             own_PR = repeated[prompts, np.arange(len(picks_RN)), earlier_PR]
             own_PR = np.where(pooled_PR, of_all_PR, np.where(is_former_PR, of_past_PR, own_PR))
             rows = prompts[:, 0]

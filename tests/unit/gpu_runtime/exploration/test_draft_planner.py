@@ -214,6 +214,18 @@ def test_a_later_draft_of_a_known_past_counts_less():
     assert history.past([0], 5).own == {0: ((1.0,) * 4, 0.25)}
 
 
+def test_of_many_scores_those_from_the_lowest_to_the_highest_are_remembered():
+    history = ScoreHistory()
+    history.add(1, {0: [float(value) for value in reversed(range(63))]})
+    assert history.past([0], 1).own[0][0] == tuple(float(value) for value in range(0, 63, 2))
+
+
+def test_of_more_prompts_than_are_kept_each_competes_with_the_next_best():
+    bars = make(range(4), replace(SETTINGS, prompts_kept=2))._bars(np.array([0.1, 0.4, 0.2, 0.3]))
+    assert bars.tolist() == [0.3, 0.2, 0.3, 0.2]
+    assert make(range(4), replace(SETTINGS, prompts_kept=4))._bars(np.ones(4)).tolist() == [0.0] * 4
+
+
 def test_a_long_past_counts_as_eight_drafts():
     history = ScoreHistory()
     history.add(1, {0: [0.5] * 16})

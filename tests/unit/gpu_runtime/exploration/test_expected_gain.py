@@ -106,6 +106,12 @@ def test_several_drafts_gain_where_one_gains_nothing():
     assert found.rate == pytest.approx([0.2, 0.01])
 
 
+def test_a_curve_that_has_ended_goes_no_further():
+    values = np.array([[0.0, 0.0, 0.6], [0.4, 0.5, 0.6]])
+    found = _concave(np.zeros(2, int), np.zeros(2), np.array([1, 2, 6]), values)
+    assert [found.drafts[found.prompt == prompt].tolist() for prompt in (0, 1)] == [[6], [1, 1, 4]]
+
+
 def test_segments_are_by_falling_rate_and_equal_ones_by_prompt():
     values = np.array([[0.125, 0.25], [0.5, 0.625], [0.125, 0.25]])
     found = _concave(np.zeros(3, int), np.zeros(3), np.array([1, 2]), values)

@@ -98,8 +98,9 @@ def test_rollouts_of_mostly_kept_drafts_are_not_informative():
 def test_a_draft_takes_what_of_the_window_it_had():
     """Ten seconds on two devices, and a wait of five for the last of them."""
     assert of({}, {"drafts": 8}).draft_s == 20 / 8
-    waited = of({}, {"drafts": 8, "times": replace(PLAIN, draft_wait_s=5.0, whole_s=PLAIN.whole_s + 5.0)})
-    assert (waited.draft_s, waited.rest_s, waited.overhead_s) == (30 / 8, 3.0, 0.0)
+    waiting = replace(PLAIN, judging_s=2.0, draft_wait_s=5.0, whole_s=PLAIN.whole_s + 7.0)
+    waited = of({}, {"drafts": 8, "times": waiting})
+    assert (waited.draft_s, waited.rest_s, waited.overhead_s) == (34 / 8, 3.0, 0.0)
 
 
 def test_drafting_without_a_draft_judged_is_a_lower_bound_and_not_plain():

@@ -30,6 +30,8 @@ def test_a_draft_that_failed_has_no_rank_to_check():
     plan = explore(explorer, 1, lambda p, s: None if s == 3 else rising(p, s))
     monitored = {(d.prompt_id, d.seed_index) for d in explorer.monitored(plan)}
     assert monitored == {(4, s) for s in range(8) if s not in (3, *plan.seeds[4])}
+    plan = explore(explorer, 1, lambda p, s: None if (p, s) == (4, 3) else rising(p, s))
+    assert {d.prompt_id for d in explorer.monitored(plan)} == {5}, "which has more of them"
 
 
 def level(prompt: int, seed: int) -> float:

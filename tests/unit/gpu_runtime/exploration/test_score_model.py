@@ -59,6 +59,7 @@ def test_beyond_the_extremes_the_slope_goes_on():
     highest, slope = np.log(39), 2 / (np.log(39) - np.log(7))
     assert at(table, 8) == pytest.approx(19 + slope * (8 - highest), rel=0.02)
     assert at(table, -8) == pytest.approx(0 - slope * (8 - highest), rel=0.05)
+    assert len(table) == 641, "from -10 to 10"
 
 
 def test_discrete_scores_stay_discrete():
@@ -87,6 +88,7 @@ def test_where_all_are_equal_another_value_stays_possible():
     values, places, counts = _distinct(np.ones(9))
     assert (values.tolist(), counts.tolist(), set(places)) == ([0.0, 1.0], [0.5, 9.0], {1})
     assert 0 < predicted([[0.0] * 4] * 3).mean() < 0.1
+    assert _distinct(np.full(9, 2.0))[0].tolist() == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("scores", [np.array([2.0, 3.0]), np.array([-1.0, 0.5]), np.linspace(0.1, 0.9, 300)])
@@ -107,6 +109,14 @@ def test_of_likelihoods_a_posterior_by_hand():
     assert start[1] == pytest.approx(0.0), "what is sure in any case is explained by everything"
     assert -6 < evidence < np.log(0.75)
     assert _posterior(logs - 2.0, graded=False)[1] == pytest.approx(evidence - 2.0)
+
+
+def test_of_many_prompts_every_other_one_gives_the_prior():
+    """The first of each two tells nothing, and the second would."""
+    logs = np.zeros((512, 279))
+    logs[1::2, 1:] = -100.0
+    prior = _posterior(np.zeros((1, 279)), graded=False)[0][0]
+    assert _posterior(logs, graded=False)[0][0] == pytest.approx(prior)
 
 
 def test_scales_are_averaged_over_hypotheses_by_hand():

@@ -72,11 +72,11 @@ def test_an_urn_repeats_a_draft_or_takes_the_model_or_any_prompts_score():
 
 
 def test_former_drafts_are_repeated_by_their_weight():
-    """One draft and two former ones of weight 1/2 make four parts: a former one has an eighth of all."""
-    urn = urn_of([[5]], past=[[7, 8]], weights=[0.5])
-    picks = np.repeat(((np.arange(8) + 0.5) / 8)[:, None], 2, axis=1)
-    found = urn.draw(np.full((1, 8, 2), 9.0), np.ones((8, 2)), picks)[0, :, 1]
-    assert found.tolist() == [9.0, 9.0, -1.0, -1.0, 7.0, 8.0, 5.0, 5.0]
+    """Two drafts and two former ones of weight 1/2 make five parts: a former one has a tenth of all."""
+    urn = urn_of([[5, 6]], past=[[7, 8]], weights=[0.5])
+    picks = np.repeat(((np.arange(10) + 0.5) / 10)[:, None], 3, axis=1)
+    found = urn.draw(np.full((1, 10, 3), 9.0), np.ones((10, 3)), picks)[0, :, 2]
+    assert found.tolist() == [9.0, 9.0, -1.0, -1.0, 7.0, 8.0, 5.0, 5.0, 6.0, 6.0]
 
 
 def test_prompts_of_unequal_drafts_have_urns_of_their_own():

@@ -81,6 +81,11 @@ def test_prompts_that_were_not_reached_have_no_spread():
     assert not {"spread_random", "spread_kept"} & set(figures)
 
 
+def test_full_drafts_are_made_until_a_preview_is_measured():
+    explorer = explorer_of(make_config(fidelities=["preview-2"]))
+    assert {draft.fidelity for draft in explorer.begin(1, None).next_round()} == {"full"}
+
+
 def test_a_round_has_a_batch_for_each_device():
     explorer = explorer_of(make_config(candidates=512))  # batches of 16
     rounds = {n: explorer.begin(1, 512.0, devices=n).settings.rounds for n in (1, 2, 4, 8, 64)}

@@ -29,8 +29,27 @@ def test_no_prompt_twice_in_an_iteration_and_each_once_an_epoch(total, count):
 def test_plans_follow_from_the_run_seed_alone():
     assert prompts_of_iteration(range(50), 8, 3, 9) == prompts_of_iteration(range(50), 8, 3, 9)
     assert prompts_of_iteration(range(50), 8, 3, 9) != prompts_of_iteration(range(50), 8, 4, 9)
-    keys = {prompt: hashlib.blake2b(f"3/1/{prompt}".encode(), digest_size=16).digest() for prompt in range(9)}
-    assert prompts_of_iteration(range(9), 9, 3, 2) == sorted(keys, key=keys.__getitem__)
+    assert prompts_of_iteration(range(9), 9, 3, 2) == shuffled(9, run_seed=3, epoch=1)
+
+
+def shuffled(total: int, run_seed: int, epoch: int) -> list[int]:
+    """All prompts in the order of an epoch that begins with an iteration."""
+
+    def key(prompt: int) -> bytes:
+        return hashlib.blake2b(f"{run_seed}/{epoch}/{prompt}".encode(), digest_size=16).digest()
+
+    return sorted(range(total), key=key)
+
+
+@pytest.mark.parametrize("run_seed", range(9))
+def test_prompts_that_an_iteration_has_from_the_epoch_before_come_no_later_than_they_must(run_seed: int):
+    """The second iteration has two of the first epoch's seven, and three of the next one's."""
+    flat = [
+        prompt for iteration in (1, 2, 3) for prompt in prompts_of_iteration(range(7), 5, run_seed, iteration)
+    ]
+    second = shuffled(7, run_seed, 1)
+    head = [prompt for prompt in second if prompt not in flat[5:7]][:3]
+    assert flat[7:14] == [*head, *(prompt for prompt in second if prompt not in head)]
 
 
 def test_more_prompts_than_there_are_is_refused():

@@ -15,6 +15,7 @@ def test_two_extremes_of_each_side():
     assert chosen.indices == (1, 2, 4, 5)
     # mean 0.5; squared distances 0.25, 0.25, 0.16, 0.16
     assert chosen.spread == pytest.approx(0.205)
+    assert max_variance_subset([1e8, 1e8 + 1, 1e8 + 2], 2).spread == 1.0, "however large the scores are"
 
 
 def test_a_lopsided_pool_is_not_split_in_the_middle():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.exploration.window import WindowForecast
+from gpu_runtime.exploration.window import DraftGate, WindowForecast
 from gpu_runtime.scheduling.requests import WeightsVersion
 
 
@@ -38,6 +38,12 @@ def test_an_abandoned_window_has_no_length():
     there.open(10.0)
     there.abandon()
     assert (there.closed, there.abandoned, there.length_s) == (False, True, None)
+
+
+def test_a_device_s_first_drafts_are_tried_and_further_ones_if_they_fit():
+    gate = DraftGate(lambda elapsed_s, full_drafts: elapsed_s + full_drafts <= 5)
+    asked = [("a", 9.0), ("a", 9.0), ("a", 4.0), ("b", 4.0), ("b", 4.5)]
+    assert [gate.may_begin(device, at_s, 1.0) for device, at_s in asked] == [True, False, True, True, False]
 
 
 def test_what_fits_follows_from_the_longest_window_and_the_usual_draft():

@@ -119,6 +119,9 @@ def test_a_start_must_pay_within_the_iterations_that_are_left():
     """From two to three saves 20 dollar-seconds an iteration; a start of 30 s costs 60."""
     for left, wanted in ((1, 2), (3, 2), (4, 3)):
         work = IterationForecast(12, 10.0, 30.0, start_s=30.0, left=left)
+        for spot, started in ((1, 0), (2, 0), (4, 2)):
+            usd = left * TERMS.cost_usd(work, spot) + started * 30.0 * 2.0 / 3600
+            assert TERMS.cost_to_the_end(work, spot, held=2) == pytest.approx(usd)
         assert decide_capacity(work, TERMS, held=2).wanted == wanted
 
 
@@ -142,6 +145,7 @@ def test_growth_is_bounded_by_the_waiting_of_training():
     assert most_generators(IterationForecast(100, 0.01, 99.0), 3) == 3
     assert most_generators(IterationForecast(6, 0.5, 9.0), 3) == 3, "f = 1 / 10"
     assert most_generators(IterationForecast(12, 10.0, 0.0), 3) == 12
+    assert most_generators(IterationForecast(12, 10.0, 5.0, train_s=25.0), 1) == 5
     free = RentingTerms(1, 10.0, 0.0, most=20)
     assert decide_capacity(WORK, free, held=0).wanted == 3
     assert decide_capacity(WORK, free, held=3).wanted == 5

@@ -202,4 +202,8 @@ def test_what_has_changed_is_told_once_it_is_known():
 
 def test_a_class_of_requests_has_a_name():
     assert request_class(1280, 720, 4) == "1280x720, 4 at a time"
-    assert request_class(0, 0, 16) == "own size, 16 at a time"
+    assert request_class(0, 0, 16) == request_class(0, 720, 16) == "own size, 16 at a time"
+
+
+def test_the_steps_left_are_those_of_all_batches():
+    assert WorkLeft((10, 5), {"a0": UnderWay(4, 1)}).steps == 19

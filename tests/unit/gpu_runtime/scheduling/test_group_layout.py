@@ -32,7 +32,11 @@ def members(layout: Layout) -> list[str]:
         (devices(a=3), {2: 0.5}, (), 1, "a0a1"),  # or is in no group, where none of one is measured.
         (devices(a=4), STEP_S, ["a2a1", "a3"], 1, "a2a1a3a0"),  # a group grows and keeps its leader
         (devices(a=4, b=2), {2: 0.5}, ["a3a1", "b0b1"], None, "a0a2 a3a1 b0b1"),  # as good ones stay
-        (devices(a=2), {1: 1.0, 2: 0.50001}, ["a0a1"], None, "a0a1"),  # noise moves no device
+        (devices(a=2), {1: 1.0, 2: 0.5004}, ["a0a1"], None, "a0a1"),  # noise moves no device
+        (devices(a=2, b=3), {2: 0.5, 3: 0.5}, (), 1, "b0b1b2"),  # as fast, with fewer devices idle
+        (devices(a=2), {1: 1.0, 2: 0.5}, (), 2, "a0 a1"),  # as fast, in more groups
+        (devices(a=2), {1: 1.0, 2: 0.5}, ["a1a0"], 2, "a1a0"),  # as fast, and already there
+        (devices(a=2, b=2), STEP_S, (), 3, "a0a1 b0 b1"),
         ({}, STEP_S, (), None, ""),
     ],
 )

@@ -107,8 +107,6 @@ class Fleet:
         self._thread = threading.get_ident()
         # Held by the thread that asks for notices or follows the capacity while another may.
         self._following = threading.Lock()
-        self.look = None if self._rented is None else self._look
-        """Function to call while waiting, which gives back devices called back; None if not needed."""
         self.trainers = Trainers(
             first,
             config.runtime.trainer_limit_s,
@@ -421,8 +419,11 @@ class Fleet:
         for device in self._devices:
             device.holds, device.coming = None, None
 
-    def _look(self) -> None:
-        """Follow the capacity, unless another thread does, or this one asks trainers for a checkpoint."""
+    def look(self) -> None:
+        """Follow the capacity while waiting for something else; devices called back are given back then.
+
+        Nothing is done if another thread follows it, or if this one asks trainers for a checkpoint.
+        """
         if threading.get_ident() != self._thread or not self._following.acquire(blocking=False):
             return
         try:

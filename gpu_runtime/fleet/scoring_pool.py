@@ -69,7 +69,7 @@ class ScoringPool:
 
     Args:
         history: place of their histories; None to keep none.
-        look: function called repeatedly by a thread while it waits for a phase's scores; None for none.
+        look: function called repeatedly by a thread while it waits for a phase's scores.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ScoringPool:
         reward: RewardConfig,
         evaluation: EvaluationConfig,
         history: HistoryPlace | None = None,
-        look: Callable[[], None] | None = None,
+        look: Callable[[], None] = lambda: None,
         collector: Collector | None = None,
     ) -> None:
         self._cluster = cluster
@@ -151,7 +151,7 @@ class ScoringPool:
         Raises:
             RuntimeFailure: if scorers keep dying.
         """
-        while self._look is not None and wait(scores, timeout=LOOK_EVERY_S).not_done:
+        while wait(scores, timeout=LOOK_EVERY_S).not_done:
             self._look()
         return [score.result() for score in scores]
 

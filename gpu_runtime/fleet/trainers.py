@@ -61,7 +61,7 @@ class Trainers:
         devices: training devices; the first one answers for all.
         limit_s: seconds that a call may take.
         share: function that puts a value into the object store once, for all that receive it.
-        look: function called repeatedly while a call is waited for, in the same thread; None for none.
+        look: function called repeatedly while a call is waited for, in the same thread.
         shards: `algorithm.gradient_shards`.
         on_lost: function called with each trainer that is lost while others go on, and the reason.
         at_boundary: function called before an iteration, before its last samples and between two updates,
@@ -76,7 +76,7 @@ class Trainers:
         devices: Sequence[Device],
         limit_s: float,
         share: Callable[[Any], Any],
-        look: Callable[[], None] | None = None,
+        look: Callable[[], None] = lambda: None,
         shards: int = 1,
         on_lost: Callable[[Device, WorkerLostError], None] = lambda device, error: None,
         at_boundary: Callable[[], None] = lambda: None,
@@ -361,12 +361,11 @@ class Trainers:
         deadline_s = time.monotonic() + self._limit_s
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
-            part_s = left_s if self._look is None else min(left_s, LOOK_EVERY_S)
+            part_s = min(left_s, LOOK_EVERY_S)
             ended, waiting = wait(calls, timeout=part_s, return_when=FIRST_EXCEPTION)
             if not waiting or _errors(tuple(ended)) or part_s == left_s:
                 return waiting
-            if self._look is not None:
-                self._look()
+            self._look()
 
 
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:

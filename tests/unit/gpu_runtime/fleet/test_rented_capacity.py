@@ -243,7 +243,6 @@ def test_who_asks_the_trainers_beside_a_rollout_takes_no_device_from_it(stage: S
     """A checkpoint is asked for in a thread of its own; two threads must not remove one device."""
     stage.call_back(1)
     look = stage.fleet.trainers._look
-    assert look is not None
     beside = Thread(target=look)
     beside.start()
     beside.join()
@@ -260,7 +259,6 @@ def test_only_drafts_beside_training_keep_the_training_thread_from_looking(
     monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
     stage.call_back(1)
     look = stage.fleet.look
-    assert look is not None
     with stage.fleet.beside_training():
         look()
         assert stage.provider.released == [], "the drafting thread follows the capacity"

@@ -283,7 +283,7 @@ class Fleet:
         """Return True if the cluster has more devices; each works alone."""
         self._trainers_go_on = None  # each look of the loop begins here
         self._follow_capacity()
-        return self._provisioner.has_more_devices()
+        return self._provisioner.has_more_devices(self._filled)
 
     def workers(self, version: WeightsVersion) -> list[Device]:
         """Return the devices that hold these weights now, including those under notice."""

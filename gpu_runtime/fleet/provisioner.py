@@ -256,17 +256,15 @@ class WorkerProvisioner:
         self._end_hung_standbys()
         if again:
             self._phase += 1
-        paused = {slot for slot, phase in self._again_in.items() if phase > self._phase}
-        taken = {*filled, *paused, *(device.slot for device, _ in self._coming)}
-        started = [self._start(market, index) for market, index in free_slots(self._counted(), taken)]
+        free = free_slots(self._counted(), self._taken(filled))
+        started = [self._start(market, index) for market, index in free]
         self._coming += started
         return [device for device, _ in started]
 
-    def has_more_devices(self) -> bool:
-        """Return True if devices were added since the last count; asks a cluster once a second at most."""
+    def has_more_devices(self, filled: Collection[str]) -> bool:
+        """Return True if `fill` would use added devices; asks a cluster for them once a second at most."""
         if self._rented is not None:
-            before_spot, self._counts["spot"] = self._counts["spot"], self._rented.devices
-            return self._counts["spot"] > before_spot
+            return bool(free_slots({"spot": self._rented.devices}, self._taken(filled)))
         now_s = time.monotonic()
         if not self._config.runtime.counts_devices or now_s < self._counted_at_s + _COUNT_EVERY_S:
             return False
@@ -347,6 +345,11 @@ class WorkerProvisioner:
         """End the processes of all workers on their way."""
         for device, _ in self._coming:
             device.actor.kill()
+
+    def _taken(self, filled: Collection[str]) -> set[str]:
+        """Return the slots that need no worker now: filled, paused, or with a worker on its way."""
+        paused = {slot for slot, phase in self._again_in.items() if phase > self._phase}
+        return {*filled, *paused, *(device.slot for device, _ in self._coming)}
 
     def _counted(self) -> dict[Market, int]:
         """Return how many workers of each market there should be now."""

@@ -167,6 +167,16 @@ def test_an_instance_that_comes_for_one_that_was_called_back_is_used_in_the_same
     assert not stage.fleet.regroups(left, False), "once"
 
 
+def test_an_instance_above_the_settings_is_used_once_another_one_is_called_back(stage: Stage):
+    left = stage.fleet._dispatcher.work_left
+    stage.provider.offers.append(Offer("d"))
+    assert not stage.fleet.regroups(left, False)
+    stage.call_back(1)
+    assert stage.fleet.regroups(left, False)
+    stage.fleet.add_ready_workers()
+    assert "spot-1.1" in stage.cluster.workers and stage.provider.released == ["b"]
+
+
 def test_a_standby_that_dies_in_a_slot_leaves_its_instance_to_the_next_process(provider: FakeCapacity):
     stage = Stage(provider, standby_workers=1)
     stage.prepare()

@@ -50,7 +50,7 @@ from tasks.market_question import (
 )
 from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_curves, find_profile
-from tasks.what_if_answer import Goal, WhatIf, curves_in_words, hours_of
+from tasks.what_if_answer import WhatIf, curves_in_words, goal_answer, hours_of
 
 MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
@@ -98,12 +98,12 @@ class Simulation:
         self.asked = Comparison(config, offer, found, market, question.windows, question.seed)
         self._question = question
 
-    def answer(self, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None) -> WhatIf:
-        """Simulate those of `policies`, or some; call `on_run` after each of `runs_of` simulated runs."""
+    def answer(self, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Return the answer of `spotlight what-if --json`; call `on_run` after each of `runs_of` runs."""
         market = market_in_words(self.asked.market, self._question)
-        return WhatIf(self.asked.answers(policies, on_run), self.asked, market, self._curves)
+        return WhatIf(self.asked.answers(policies, on_run), self.asked, market, self._curves).to_json()
 
-    def spot_for(self, hours: float) -> Goal:
+    def spot_for(self, hours: float) -> dict[str, Any]:
         """Find the fewest spot devices with which a run ends in so many hours, without exploration.
 
         The number is doubled until the median of the futures ends in time, then halved towards the last that
@@ -131,7 +131,7 @@ class Simulation:
             while enough - fewer > 1:
                 middle = (fewer + enough) // 2
                 fewer, enough = (fewer, middle) if in_time(middle) else (middle, enough)
-        return Goal(hours, sorted(tried.items()), prices_in_words(asked.offer))
+        return goal_answer(hours, tried, asked)
 
     def time_line(self, policy: str) -> dict[str, Any]:
         """Return each device's work in a policy's run, in an answer's first future, as a Chrome trace."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ from gpu_runtime.simulator.comparison.to_score import (
 from gpu_runtime.simulator.comparison.what_if import (
     Comparison,
     PolicyAnswer,
+    Spread,
     better_but_simulated,
     undisturbed,
 )
-from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from tasks.market_question import prices_in_words, serving_in_words
@@ -129,29 +129,28 @@ class WhatIf:
         }
 
 
-@dataclass(frozen=True)
-class Goal:
-    """The spot devices with which a run ends in so many hours.
+def goal_answer(hours: float, tried: Mapping[int, PolicyAnswer], asked: Comparison) -> dict[str, Any]:
+    """Return the fewest spot devices with which the median of a run ends in so many hours, as JSON values.
 
-    Attributes:
-        tried: number of spot devices, and the answer of a run with them, rising.
-        prices: hourly cost of devices, in words.
+    Args:
+        tried: the answer of a run by the number of its spot devices.
+        asked: the run with any of them.
     """
-
-    hours: float
-    tried: Sequence[tuple[int, PolicyAnswer]]
-    prices: str
-
-    @property
-    def found(self) -> tuple[int, PolicyAnswer] | None:
-        """The fewest devices tried with which the median ends in time; None where none does."""
-        return next((pair for pair in self.tried if hours_of(pair[1]) <= self.hours), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        tried = [{"spot": spot, **answer.to_json()} for spot, answer in self.tried]
-        found = self.found and self.found[0]
-        return {"hours": self.hours, "spot": found, "tried": tried, "prices": self.prices}
+    rows = [{"spot": spot, **tried[spot].to_json()} for spot in sorted(tried)]
+    found = next((row for row in rows if hours_of(tried[row["spot"]]) <= hours), None)
+    if found is None:
+        said = f"No number of spot devices up to {rows[-1]['spot']} that was tried ends in {hours:g} h"
+    else:
+        said = f"{found['spot']} spot devices end in {hours:g} h: {run_in_words(found)}"
+    shared, prices = asked.config.sequence_parallel.largest > 1, prices_in_words(asked.offer)
+    in_words = asked.profile.runs_in_words(shared)
+    return {
+        "modelled": True,
+        "evidence": asked.profile.evidence_of_runs(shared),
+        "answer": f"{said}; medians, lowest and highest of the futures, {in_words}.",
+        "basis": [f"prices: {prices}", *profile_in_words(asked.profile)],
+        "goal": {"hours": hours, "spot": found and found["spot"], "tried": rows, "prices": prices},
+    }
 
 
 def hours_of(answer: PolicyAnswer) -> float:
@@ -163,26 +162,17 @@ def headline(result: WhatIf) -> str:
     """Return time and dollars of the policy to take, always in hours and dollars of the whole run."""
     best, offer = result.best or result.answers[0], result.asked.offer
     return (
-        f"{best.policy.name}: {run_in_words(best)} for {result.asked.config.iterations} iterations on "
-        f"{offer.reserved} reserved and {offer.spot} spot devices, "
+        f"{best.policy.name}: {run_in_words(best.to_json())} for {result.asked.config.iterations} iterations "
+        f"on {offer.reserved} reserved and {offer.spot} spot devices, "
         f"{result.asked.profile.runs_in_words(result.asked.config.sequence_parallel.largest > 1)}."
     )
 
 
-def goal_in_words(goal: Goal, basis: str) -> str:
-    """Return the fewest spot devices with which a run ends in time, and its time and dollars."""
-    if goal.found is None:
-        said = f"No number of spot devices up to {goal.tried[-1][0]} that was tried ends in {goal.hours:g} h"
-    else:
-        said = f"{goal.found[0]} spot devices end in {goal.hours:g} h: {run_in_words(goal.found[1])}"
-    return f"{said}; medians, lowest and highest of the futures, {basis}."
-
-
-def run_in_words(answer: PolicyAnswer) -> str:
-    """Return a run's time in hours and its dollars, each with the lowest and highest of the futures."""
-    time, usd = answer.figures["wall_s"], answer.figures["usd"]
-    hours = hours_in_words(Spread(time.median / 3600, time.low / 3600, time.high / 3600))
-    return f"{hours} and {dollars(usd.median)} ({dollars(usd.low)} to {dollars(usd.high)})"
+def run_in_words(row: Mapping[str, Any]) -> str:
+    """Return the hours and dollars in a row of an answer, each with the lowest and highest of the futures."""
+    time, usd = row["wall_s"], row["usd"]
+    hours = hours_in_words(Spread(*(time[end] / 3600 for end in ("median", "low", "high"))))
+    return f"{hours} and {dollars(usd['median'])} ({dollars(usd['low'])} to {dollars(usd['high'])})"
 
 
 def hours_in_words(hours: Spread) -> str:

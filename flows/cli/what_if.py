@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -21,10 +21,6 @@ from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_store import RunStore
 from storage.text import writable_file
-
-if TYPE_CHECKING:  # it imports numpy and the simulator
-    from tasks.what_if_answer import Goal, Profile
-
 
 _PRESETS = "the preset's"
 _TIMES = "NAME|FILE|RUN"
@@ -87,7 +83,7 @@ def what_if(
     home = Home.from_environment()
     asked = Simulation(home, config, question)
     if hours is not None:
-        _show_goal(asked.spot_for(hours), asked.asked.profile, config.sequence_parallel.largest > 1, as_json)
+        _show_goal(asked.spot_for(hours), as_json)
         return
     compared = asked.policies()
     if timeline is None and policy is not None and not record:
@@ -102,40 +98,30 @@ def what_if(
     with _progress(runs_of(question.windows, compared), progress) as on_run:
         result = asked.answer(compared, on_run)
     if drawn is not None:
-        name = policy or next(one.policy.name for one in result.answers if one.best)  # there is one
+        name = policy or next(row["policy"] for row in result["policies"] if row["best"])  # there is one
         drawn.write_text(json.dumps(asked.time_line(name)))
     entered: dict[str, str] = {}
     for one in [one for one in compared if record and policy in (None, one.name)]:
         entered[one.name] = run_id = new_run_id(f"simulated-{one.name}")
         asked.record(RunStore(home.ensure()), run_id, one)
     if as_json:
-        typer.echo(json.dumps({**result.to_json(), **({"recorded": entered} if record else {})}))
+        typer.echo(json.dumps(result | ({"recorded": entered} if record else {})))
     else:
         print_answer(result, console())
     for run_id in entered.values():
         typer.echo(f"entered as run {run_id}", err=True)
 
 
-def _show_goal(goal: Goal, profile: Profile, shared: bool, as_json: bool) -> None:
+def _show_goal(answer: dict[str, Any], as_json: bool) -> None:
     """Print the fewest spot devices with which a run ends in time, and what was tried."""
-    from tasks.what_if_answer import goal_in_words, profile_in_words, run_in_words
+    from tasks.what_if_answer import run_in_words
 
-    said = goal_in_words(goal, profile.runs_in_words(shared))
-    basis = [f"prices: {goal.prices}", *profile_in_words(profile)]
     if as_json:
-        answer = {
-            "modelled": True,
-            "evidence": profile.evidence_of_runs(shared),
-            "answer": said,
-            "basis": basis,
-        }
-        typer.echo(json.dumps({**answer, "goal": goal.to_json()}))
+        typer.echo(json.dumps(answer))
         return
-    screen = console()
-    for spot, answer in goal.tried:
-        screen.print(f"{spot:>4} spot devices: {run_in_words(answer)}", soft_wrap=True)
-    for line in (said, *basis):
-        screen.print(line, soft_wrap=True)
+    tried = [f"{row['spot']:>4} spot devices: {run_in_words(row)}" for row in answer["goal"]["tried"]]
+    for line in (*tried, answer["answer"], *answer["basis"]):
+        console().print(line, soft_wrap=True)
 
 
 @contextmanager

@@ -117,11 +117,10 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         question = form.question()
         config = given_configuration(form.preset, [*form.settings, *question.as_settings()], needs_task=False)
         asked = Simulation(home, config, question)
-        answer = asked.answer(asked.policies())
-        result = answer.to_json()
+        result = asked.answer(asked.policies())
         screen = console(width=110, plain=True)
         with screen.capture() as printed:
-            print_tables(answer, screen)
+            print_tables(result, screen)
         show_simulated(result, printed.get())
     return result
 

@@ -6,7 +6,7 @@ import os
 import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from gpu_runtime.simulator.comparison.policies import (
 from gpu_runtime.simulator.comparison.to_score import arm_of
 from gpu_runtime.simulator.comparison.what_if import Comparison, PolicyAnswer, simulated_policies
 from gpu_runtime.simulator.profile import Profile
-from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedRun
+from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.clock import now
 from storage.config.run_config import RunConfig
@@ -36,7 +36,7 @@ from storage.config.what_if import WhatIfQuestion
 from storage.environment import SIMULATED, environment
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
-from storage.record.records import DeviceEvent, EvaluationRecord, IterationRecord, StateInterval
+from storage.record.records import EvaluationRecord, IterationRecord
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tasks.gpu_profile import DEFAULT_GPU, find_gpu, named_gpu
@@ -281,55 +281,29 @@ def record_run(
     store.set_status(run_id, "simulated")  # first, so that it is never taken for a live run
     arm = None if curves is None else arm_of(policy, [run], curves)
     curve = () if curves is None or arm is None else curves.arms.get(arm, ())
-    for part in _parts(run, began, evaluates=bool(curve)):
-        span = run_id, part.iteration, part.iteration, part.started_at, part.ended_at
-        if part.phase == "evaluation":
-            score = statistics.median(float(np.interp(part.iteration, c.iterations, c.values)) for c in curve)
-            evaluation = EvaluationRecord(*span, score, score)
-            store.commit_evaluation(replace(evaluation, intervals=part.intervals, device_events=part.events))
+    records: list[IterationRecord | EvaluationRecord] = []
+    for iteration, phase, end in run.ends:
+        span = iteration, iteration, records[-1].ended_at if records else began, began + end / TICKS_PER_S
+        if phase == "iteration":
+            records.append(IterationRecord(run_id, *span, {}))
+        elif curve:
+            score = statistics.median(float(np.interp(iteration, c.iterations, c.values)) for c in curve)
+            records.append(EvaluationRecord(run_id, *span, score, score))
+        elif records:  # that of the untouched model is part of the first iteration
+            records[-1].ended_at = span[-1]
+    ends = [record.ended_at for record in records]
+    for one in run.intervals:
+        times = {name: began + getattr(one, name) / TICKS_PER_S for name in ("started_at", "ended_at")}
+        records[bisect_left(ends, times["ended_at"])].intervals.append(replace(one, **times))
+    for happened in run.device_events:
+        at = began + happened.at / TICKS_PER_S
+        records[min(bisect_left(ends, at), len(ends) - 1)].device_events.append(replace(happened, at=at))
+    for record in records:
+        if isinstance(record, EvaluationRecord):
+            store.commit_evaluation(record)
         else:
-            metrics = {"iteration_s": part.ended_at - part.started_at, "cost_usd": part.usd}
-            record = IterationRecord(*span, metrics, intervals=part.intervals, device_events=part.events)
+            usd = sum(interval.usd for interval in record.intervals)
+            record.metrics.update(iteration_s=record.ended_at - record.started_at, cost_usd=usd)
             store.commit_iteration(record)
     store.set_summary(run_id, run_result(store, run_id))
     store.compact(run_id)
-
-
-@dataclass
-class _Part:
-    """An iteration or an evaluation of a run, in Unix seconds."""
-
-    iteration: int
-    phase: LedgerPhase
-    started_at: float
-    ended_at: float
-    intervals: list[StateInterval] = field(default_factory=list)
-    events: list[DeviceEvent] = field(default_factory=list)
-
-    @property
-    def usd(self) -> float:
-        return sum(interval.usd for interval in self.intervals)
-
-
-def _parts(run: SimulatedRun, began: float, evaluates: bool) -> list[_Part]:
-    """Return the parts of a run that began at a Unix time, each with the work and the events of its devices.
-
-    Unless it `evaluates`, each evaluation belongs to its iteration, and that of the untouched model to the
-    first.
-    """
-    parts: list[_Part] = []
-    for iteration, phase, end in run.ends:
-        since = parts[-1].ended_at if parts else began
-        until = began + end / TICKS_PER_S
-        if evaluates or phase == "iteration":
-            parts.append(_Part(iteration, phase, since, until))
-        elif parts:
-            parts[-1].ended_at = until
-    ends = [part.ended_at for part in parts]
-    for one in run.intervals:
-        times = {name: began + getattr(one, name) / TICKS_PER_S for name in ("started_at", "ended_at")}
-        parts[bisect_left(ends, times["ended_at"])].intervals.append(replace(one, **times))
-    for happened in run.device_events:
-        at = began + happened.at / TICKS_PER_S
-        parts[min(bisect_left(ends, at), len(parts) - 1)].events.append(replace(happened, at=at))
-    return parts

@@ -72,7 +72,7 @@ def test_pairs_are_forgotten_by_iterations_also_where_none_follow():
 
 
 def test_staleness_is_known_while_only_previews_are_drafted():
-    known = MeasuredFidelities(["preview-4"])
+    known, untried = MeasuredFidelities(["preview-4"]), MeasuredFidelities(["preview-4"])
     full = [0.0, 0.25, 0.75, 1.0] * 16
     hasty = [0.0, 0.75, 0.25, 1.0] * 16  # correlates by 0.75 / 1.25 = 0.6
     old = [0.0, 0.75, 1.0, 0.25] * 16  # by 0.1875 / 0.625 = 0.3
@@ -80,8 +80,11 @@ def test_staleness_is_known_while_only_previews_are_drafted():
     for score, haste, truth in zip(full, hasty, full, strict=True):
         known.note(FULL, 0, score, truth)
         known.note("preview-4", 0, haste, truth, fresh=True)
+        untried.note("preview-4", 0, haste, truth, fresh=True)
     known.end_iteration()
+    untried.end_iteration()
     assert known.full_draft().reliability == pytest.approx(1.0)
+    assert untried.full_draft().reliability == 1.0, "nothing is known of age alone"
     unused = known.preview("preview-4", 0.5)
     assert unused is not None and unused.reliability == pytest.approx(0.36)
     for _ in range(9):  # in use: no full draft is made any more, and weights have begun to move

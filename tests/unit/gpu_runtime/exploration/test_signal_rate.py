@@ -222,10 +222,10 @@ def test_graded_scores_gain_deviation_and_the_best_prompts_more():
     tables = chance.normal(0.5, 0.1, (200, 16))
     expected = float(np.mean([math.sqrt(by_brute_force(row, 4)) for row in tables[:60]]))
     assert contrast.chosen(128).deviation == pytest.approx(expected, rel=0.12)
-    assert contrast.chosen(8 * 3) == contrast.random
-    half = (contrast.random.deviation + contrast.chosen(8 * 4).deviation) / 2
-    assert contrast.chosen(8 * 3.5).deviation == pytest.approx(half)
     wider = ExpectedContrast(scores.tolist(), 4, 8, 24, 16, (1,))
     assert wider.chosen(3 * 128).deviation > contrast.chosen(128).deviation
+    assert wider.chosen(24 * 3) == wider.random
+    half = (wider.random.deviation + wider.chosen(24 * 4).deviation) / 2
+    assert half > wider.random.deviation and wider.chosen(24 * 3.5).deviation == pytest.approx(half)
     many, few = (ExpectedContrast(scores.tolist(), 4, size, 4 * size, 16, (1,)) for size in (1024, 256))
     assert many.chosen(8 * 4096) == few.chosen(8 * 1024), "the share of the best counts"

@@ -42,6 +42,9 @@ RECIPES = {
 }  # fmt: skip
 """Recipes that every arm of an objective is tried with; an arm that is not tuned has the first one."""
 
+_LOWER = {("shapes-graded", "nft"): Recipe(2e-4, 8), ("ocr-graded", "grpo"): Recipe(5e-5, 16)}
+"""One more recipe by task and objective, where an arm learned best at the lowest rate of the others."""
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -173,6 +176,13 @@ LARGE = ("off_policy_large", "off_policy_grpo_large")
 
 UNGUARDED = ("algorithm.kl_weight=0", "optimizer.ema_decay=0.7", "reward.options={}")
 """Without what keeps images good, so that what is measured is the reward's own signal alone."""
+
+
+def recipes_of(task: str, arm: str) -> tuple[Recipe, ...]:
+    """Return the recipes that an arm is tried with: on a task the same for every arm of an objective."""
+    objective = ARMS[arm].objective
+    lower = _LOWER.get((task, objective))
+    return (*RECIPES[objective], lower) if lower else RECIPES[objective]
 
 
 def plain_arms(objective: str) -> list[str]:

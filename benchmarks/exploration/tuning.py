@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.exploration.arms import ARMS, RECIPES, Recipe, arm_config, arms_of
+from benchmarks.exploration.arms import ARMS, Recipe, arm_config, arms_of, recipes_of
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, curve_name
 from benchmarks.exploration.learning_curve import Curve, measure_of
 from benchmarks.exploration.modelled_fleet import MIXED
@@ -49,7 +49,7 @@ class Tuned:
 
 def tried(task: str) -> list[tuple[str, Recipe]]:
     """Every arm of a task with every recipe of its objective."""
-    return [(arm, recipe) for arm in arms_of(task) for recipe in RECIPES[ARMS[arm].objective]]
+    return [(arm, recipe) for arm in arms_of(task) for recipe in recipes_of(task, arm)]
 
 
 def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[tuple[str, Recipe], CurveWanted]:
@@ -69,9 +69,10 @@ def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[tuple[str, Rec
 def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
     """Recipes and arms from the curves of `tried`; an arm that lacks one is not tuned."""
     recipes, gains, best = {}, {}, {}
-    for name, arm in ARMS.items():
-        mine = {recipe: curves[name, recipe] for recipe in RECIPES[arm.objective] if (name, recipe) in curves}
-        if len(mine) < len(RECIPES[arm.objective]):
+    for name in ARMS:
+        tried_with = recipes_of(task, name)
+        mine = {recipe: curves[name, recipe] for recipe in tried_with if (name, recipe) in curves}
+        if len(mine) < len(tried_with):
             continue
         measure = measure_of(arm_config(task, name, TUNING_SEED))
         measured = {recipe: getattr(curve, measure) for recipe, curve in mine.items()}

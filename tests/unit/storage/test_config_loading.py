@@ -21,6 +21,7 @@ from storage.config.loading import (
     stored_config,
 )
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError
 
 OWN_NAMES = [
@@ -262,3 +263,8 @@ def test_a_collection_in_the_middle_of_a_docstring_changes_nothing(tmp_path: Pat
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     command = [sys.executable, "-c", disturbed]
     subprocess.run(command, check=True, timeout=100, env=os.environ | {"PYTHONPATH": paths})
+
+
+def test_a_trainer_has_two_hours_or_24_leases():
+    limits_s = [RuntimeConfig(lease_s=lease_s).trainer_limit_s for lease_s in (60.0, 300.0, 600.0)]
+    assert limits_s == [7200.0, 7200.0, 14400.0]

@@ -291,6 +291,13 @@ def test_a_mail_tells_of_the_end_and_its_password_is_kept_nowhere(
     assert SECRET not in all_kept(store)
 
 
+@pytest.mark.parametrize(
+    ("codes", "kind"), [([450, 550], ConnectionError), ([499], ConnectionError), ([550, 500], ValueError)]
+)
+def test_a_mail_is_tried_again_if_one_of_the_answers_asks_for_it(codes: list[int], kind: type[Exception]):
+    assert type(telling._refusal(codes)) is kind
+
+
 @pytest.mark.parametrize(("answer", "said"), [("550 who?", "refused"), ("450 later", "failed")])
 def test_a_mail_server_may_refuse_or_be_away(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, answer: str, said: str

@@ -283,14 +283,16 @@ def test_a_checkpoint_scored_again_has_all_of_them(
 
     def runtime(config: RunConfig, cluster: Any) -> Any:
         made.append(Asked(config))
-        return nullcontext(made[0])
+        return nullcontext(made[-1])
 
     newest = SimpleNamespace(blobs={"weights": b""}, state={"policy_version": 1}, iteration=config.iterations)
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
     monkeypatch.setattr(evaluation, "open_cluster", open_cluster)
     monkeypatch.setattr(evaluation, "Runtime", runtime)
-    evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=again)
+    scored = evaluation.evaluate_weights.fn(Home(tmp_path).ensure(), config, "was", again=again)
     assert (made[0].asked, made[0].weights) == ([prompts], ({"weights": b""}, 1))
+    untouched = evaluation.evaluate_weights.fn(Home(tmp_path), config, None, again=again)
+    assert (scored.iteration, untouched.iteration) == (config.iterations, 0) and made[1].weights is None
     assert opened[0][0] is config and tmp_path in opened[0][1].parents
 
 

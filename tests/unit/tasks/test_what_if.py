@@ -21,6 +21,7 @@ from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
+from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import load_config
 from storage.config.what_if import WhatIfQuestion
@@ -28,6 +29,7 @@ from storage.environment import SIMULATED
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore
+from tasks.market_question import prices_in_words
 from tasks.profiles import CURVES, PROFILES, find_profile
 from tasks.recorded_profile import _score_s, recorded_profile
 from tasks.what_if_answer import duration, number
@@ -197,6 +199,9 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
             for what in ("learning", "system"):
                 assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
     assert "/ 100 % of the baseline's progress by the curves ocr-grpo" in answer["conclusions"][2]
+    known = {name: row["milestones"][-1]["usd"]["median"] for name, row in rows.items() if row["milestones"]}
+    [cheapest] = [line for line in answer["conclusions"] if "the fewest dollars" in line]
+    assert cheapest.split()[0] == min(known, key=known.__getitem__)
     assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
 
 
@@ -239,6 +244,12 @@ def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
     spot = [next(row for row in one["policies"] if row["policy"] == "spot") for one in (constant, twice)]
     assert spot[1]["usd"]["median"] > spot[0]["usd"]["median"]
     assert twice["spot_usd_per_hour"] == 4.0 and "the discount is 50%." in " ".join(twice["conclusions"])
+
+
+def test_prices_that_change_are_told_by_their_bounds():
+    changing = PriceHistory((0.0, 3600.0), (5.0, 3.0), 7200.0)
+    said = prices_in_words(FleetPlan(1, 1, 1, 8.0, 4.0, spot_prices=changing))
+    assert said == "$8 an hour reserved, $3 to $5 ($4 on average over 2.0 h) spot"
 
 
 def test_lending_rests_on_a_load_that_is_marked_as_assumed():

@@ -208,6 +208,8 @@ def test_an_event_counts_once_whether_or_not_its_newline_was_written(store: RunS
     assert kinds == ["first", "second"]
     lines, position = folder.lines()
     assert len(lines) == 2
+    assert folder.lines(-9_000) == (lines, position), "of fewer bytes than are asked for, all"
+    assert folder.lines(-len(log.read_bytes().splitlines()[-1]) - 9) == (lines[1:], position)
     store.add_event("r", "third", "whole")
     assert [line["kind"] for line in folder.lines(position)[0]] == ["third"]
     assert [event["event_id"] for event in folder.events()] == [1, 2, 3]
@@ -240,6 +242,7 @@ def test_a_checkpoint_outlives_the_files_whose_rows_a_part_holds(store: RunStore
     assert checkpoints.iterations() == [4] and len(lives(store)) == 4
     store.discard_after("r", 3)
     assert checkpoints.iterations() == [] and len(lives(store)) == 3
+    assert store.run("r").last_iteration == 3
 
 
 def test_going_back_before_a_sweep_counts_no_row_twice(store: RunStore):

@@ -258,6 +258,12 @@ def test_a_run_killed_in_its_last_evaluation_is_resumed_for_that_alone(store: Ru
 
 def test_a_run_that_ended_early_is_reproduced_as_far_as_it_went(store: RunStore):
     begun(store, 2, usd=0.25)
+    blobs = {"weights": b"w", "drafts": b"d"}
+    rows = iteration_rows(iteration_record("r", 2, AT + 36, 8))
+    CheckpointStore(store.home.run("r")).save(2, blobs, {}, rows)
+    store.set_status("r", "finished")
+    assert reference_of(store, "r").digests.keys() == blobs.keys()
     store.set_status("r", "finished", "budget.usd is 0.25")
+    assert reference_of(store, "r").digests.keys() == {"weights"}, "no iteration followed that has drafts"
     config = reference_of(store, "r").run_config
     assert (config.iterations, config.budget.usd) == (2, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from gpu_runtime.exploration.plan import Note, SeedPlan
 from gpu_runtime.exploration.registry import STRATEGIES, strategy_of
 from gpu_runtime.exploration.strategies.auto import Auto
 from gpu_runtime.exploration.strategies.plain import Plain
-from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
+from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence, refuse_too_few_drafts
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
 from storage.environment import DECISIONS, by_iteration, read_decisions
@@ -390,6 +391,23 @@ def test_too_few_candidates_are_refused():
                 {"algorithm": {"group_size": 8}, "exploration": {"strategy": "auto", "candidates": 4}}
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"candidates": 8, "prompts": 4, "drafts": 8}, ""), ({"prompts": 0, "drafts": 0}, ""),
+        ({"candidates": 7}, "candidates is 7, below algorithm.group_size=8"),
+        ({"prompts": 3}, "prompts is 3, below algorithm.prompts_per_iteration=4"),
+        ({"prompts": 1}, "prompts is 1, below"), ({"drafts": 7}, "drafts is 7, below"),
+        ({"drafts": 1}, "drafts is 1, below algorithm.group_size=8"),
+    ],
+)  # fmt: skip
+def test_as_many_as_are_chosen_are_enough(settings: dict[str, int], refused: str):
+    algorithm = {"group_size": 8, "prompts_per_iteration": 4}
+    config = RunConfig.model_validate({"algorithm": algorithm, "exploration": settings})
+    with pytest.raises(ConfigurationError, match=refused) if refused else nullcontext():
+        refuse_too_few_drafts(config.exploration, config.algorithm)
 
 
 def test_seeds_that_lose_their_contrast_are_given_up():

@@ -278,7 +278,8 @@ def record_run(
     facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}"}
     began = now() - run.wall_s
     store.create_run(run_id, config, facts, os.getpid(), began)
-    store.set_status(run_id, "simulated")  # first, so that it is never taken for a live run
+    # First, so that it is never taken for a live run.
+    store.set_status(run_id, "simulated", at=began + run.wall_s)
     arm = None if curves is None else arm_of(policy, [run], curves)
     curve = () if curves is None or arm is None else curves.arms.get(arm, ())
     records: list[IterationRecord | EvaluationRecord] = []

@@ -167,11 +167,13 @@ class RunStore:
             )
         self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
-    def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
-        """Record the status of a run; any status but `running` also sets its end to now."""
+    def set_status(
+        self, run_id: str, status: RunStatus, error: str | None = None, at: float | None = None
+    ) -> None:
+        """Record the status of a run; any but `running` also sets its end: `at` (Unix seconds), or now."""
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
-        ended_at = None if status == "running" else now()
+        ended_at = None if status == "running" else now() if at is None else at
         changed = {"status": status, "ended_at": ended_at, "error": error}
         self.known(run_id).change(RUN_FILE, lambda run: run | changed)
 

@@ -65,6 +65,7 @@ def test_a_home_that_others_can_enter_is_closed(tmp_path: Path):
         (tmp_path / file).write_text("kept")
     mine.write_text("not of Spotlight")
     (tmp_path / "runs" / "link").symlink_to(outside)
+    (tmp_path / "wandb").symlink_to(mine.parent)
     tmp_path.chmod(0o755)
     home.ensure()
     assert tmp_path.stat().st_mode & 0o777 == 0o700

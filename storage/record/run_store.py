@@ -170,7 +170,11 @@ class RunStore:
     def set_status(
         self, run_id: str, status: RunStatus, error: str | None = None, at: float | None = None
     ) -> None:
-        """Record the status of a run; any but `running` also sets its end: `at` (Unix seconds), or now."""
+        """Record the status of a run; any status but `running` also sets its end.
+
+        Args:
+            at: time of that end in Unix seconds; None for now.
+        """
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
         ended_at = None if status == "running" else now() if at is None else at

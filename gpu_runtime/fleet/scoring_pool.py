@@ -280,9 +280,9 @@ class ScoringPool:
         self._deaths_in_a_row += 1
         for image in images:
             image.deaths += 1
+        of_one = max(image.deaths for image in images)
         # All scorers may be lost at once, with their machine.
-        deaths = max(self._deaths_in_a_row // len(self.actors), *(image.deaths for image in images))
-        if deaths <= _DEATHS_ALLOWED:
+        if max(self._deaths_in_a_row // len(self.actors), of_one) <= _DEATHS_ALLOWED:
             self._queue.on_worker_lost(actor.name)
             return
         self._finish(lease, images)
@@ -292,8 +292,9 @@ class ScoringPool:
             else:
                 image.score.set_exception(
                     RuntimeFailure(
-                        f"{deaths} scorer processes were lost one after another or over one image, the last: "
-                        f"{how}; an image may crash the engine, or memory is short"
+                        f"{max(self._deaths_in_a_row, of_one)} scorer processes were lost one after another "
+                        f"or over one image, the last: {how}; an image may crash the engine, or memory is "
+                        "short"
                     )
                 )
 
@@ -305,5 +306,5 @@ class ScoringPool:
         reads = [folder for one in (self._reward, self._second_judge) if one for folder in model_folders(one)]
         actor = self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
         loaded = self._loaded[name] = actor.call(ScoringWorker.ready)
-        loaded.add_done_callback(lambda _: self._post([]))  # what waits may be for it
+        loaded.add_done_callback(lambda _: self._post([]))  # images may wait for it
         return actor

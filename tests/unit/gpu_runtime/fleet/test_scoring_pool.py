@@ -122,15 +122,16 @@ def test_a_draft_that_is_not_wanted_any_more_takes_no_scorer_s_time():
     assert score.done()
 
 
-def test_scorers_that_die_again_and_again_cost_a_draft_its_score_and_end_a_rollout():
-    script = Script(dying=[f"scorer-{number}" for number in range(8)])
-    pool = pool_of(1, script)
+@pytest.mark.parametrize(("scorers", "lost"), [(1, 5), (2, 8)])
+def test_scorers_that_die_again_and_again_cost_a_draft_its_score_and_end_a_rollout(scorers: int, lost: int):
+    script = Script(dying=[f"scorer-{number}" for number in range(10)])
+    pool = pool_of(scorers, script)
     (draft,) = pool.judge(images(1, RequestKind.EXPLORE), PROMPTS)
     finish(script)
     assert "is gone" in (draft.result().error or "")
     (rollout,) = pool.judge(images(1), PROMPTS)
     finish(script)
-    with pytest.raises(RuntimeFailure, match="scorer processes were lost"):
+    with pytest.raises(RuntimeFailure, match=f"^{lost} scorer processes were lost"):
         pool.wait_for([rollout])
 
 

@@ -49,16 +49,16 @@ class RunGuard:
 
     @contextmanager
     def following(self, needed: Mapping[str, int]) -> Iterator[None]:
-        """Follow the processes (pid by name) that the run needs, and name those that ended in its error.
+        """Follow the processes (pid by name) that the run needs; name those that ended in an error.
 
-        The error may come before Ray's core ends this process without a word; then the other one says why.
+        Ray's core may end this process without a word before that error; then the guard's process says why.
 
         Raises:
             ClusterLostError: the runtime failed, and one of these processes has ended, or the head of the
                 joined cluster does not answer.
             RuntimeFailure: it failed for another reason.
         """
-        import psutil  # not in the other process, which is to stay small
+        import psutil  # not in the guard's process, which is to stay small
 
         from storage.clock import process_is_alive, process_start_s
         from storage.errors import ClusterLostError, RuntimeFailure

@@ -82,7 +82,7 @@ class Cluster(ABC):
         Raises:
             CapacityError: the cluster has no autoscaler, or it cannot be reached.
         """
-        raise CapacityError("this cluster has no autoscaler; name a Ray cluster that has one")
+        raise CapacityError("this cluster has no autoscaler; let runtime.cluster name one that has")
 
     @abstractmethod
     def start(

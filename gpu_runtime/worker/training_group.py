@@ -34,12 +34,12 @@ def divided(
         device: device of the trained weights; a CUDA device means NCCL, which is not tested.
 
     Raises:
-        GroupBrokenError: if one did not come in time.
+        GroupBrokenError: if one did not come in time, or the driver's store does not answer.
     """
+    store = place.address.connect(place.meet_s)  # first, as it says in words that no driver answers
     # The address by which this machine reaches the driver: the loopback on the driver's own.
     with socket.create_connection((place.address.host, place.address.port)) as connection:
         _register_backend(connection.getsockname()[0])
-    store = place.address.connect(place.meet_s)
     try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else _BACKEND,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import socket
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ import torch
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.fleet.trainers import Trainers
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.sequence_parallel.control_store import StoreAddress
+from gpu_runtime.worker.protocol import TrainingMembership, Worker
 from gpu_runtime.worker.scoring_worker import ScoringWorker
+from gpu_runtime.worker.training_group import divided
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.errors import DeviceFaultError
+from storage.errors import DeviceFaultError, GroupBrokenError
 
 if TYPE_CHECKING:
 
@@ -102,3 +105,11 @@ def test_a_spot_device_that_cannot_hold_a_trainer_s_state_is_lost_alone(name: st
     for worker._is_spot, expected in ((True, DeviceFaultError), (False, torch.OutOfMemoryError)):
         with pytest.raises(expected, match="2 GiB are missing"):
             getattr(worker, name)(*arguments)
+
+
+def test_a_training_device_that_cannot_reach_the_driver_says_so_in_words():
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    place = TrainingMembership(1, 2, StoreAddress("127.0.0.1", port), meet_s=0.2, exchange_s=1.0)
+    with pytest.raises(GroupBrokenError, match=f"no store of a driver at 127.0.0.1:{port} within 0.2 s"):
+        divided(place, torch.device("cpu"))

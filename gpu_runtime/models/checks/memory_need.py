@@ -161,12 +161,11 @@ class MemoryNeed:
         if kept_gradients > 1:  # the last shard's last batch computes beside those of the others
             computes |= gradients
         steps = held | parts | kept | gradients
-        generates: Terms = held | {"activations": work.generating_bytes}
+        beside: Terms = kept if work.trains_again else {}  # what stays there while it generates
         if trainers > 1:
-            generates["its part of them"] = parts["transformer"] + parts["adapters"]
-        if work.trains_again:
-            generates |= kept
-        return max(computes, steps, generates, self._encoding(), key=_sum)
+            beside = beside | {"its part of them": parts["transformer"] + parts["adapters"]}
+        generates = held | {"activations": work.generating_bytes} | beside
+        return max(computes, steps, generates, self._encoding() | beside, key=_sum)
 
     def _encoding(self) -> Terms:
         return self.of_weights() | {"text encoders": self.encoders_bytes}

@@ -152,6 +152,9 @@ def test_encoders_that_are_fetched_for_new_prompts_need_their_room_then():
     busy = dataclasses.replace(need, work=WorkNeed(generating_bytes=20 * GIB))
     assert gib(busy.generating()) == 61
     assert "text encoders" not in busy.generating()
+    lora = dataclasses.replace(need, work=WorkNeed(trained_bytes=2 * GIB))
+    assert gib(lora.training(1)) == 56 + 2 + 4, "beside the moments, from the second iteration on"
+    assert gib(lora.training(2)) == 56 + 2 + 2 + 21
 
 
 def test_a_reference_of_full_training_is_a_copy_of_the_weights():

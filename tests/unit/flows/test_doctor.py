@@ -168,7 +168,7 @@ def test_what_does_not_fit_and_what_has_no_price_is_said():
     said = sized("--preset", "flux-ocr-512", "--gpu", "rtx4090", fits=False)
     assert "it does not fit on a device that trains, and does not fit on one that only generates" in said
     assert "no price of an RTX4090 is known here" in said and "$" not in said
-    paid = ("--set", "price.reserved_usd_per_hour=0.5", "--set", "price.spot_usd_per_hour=0.3")
+    paid = ("--set", "price.reserved_usd_per_hour=5")  # the price of a spot device is not asked for
     alone = ("--set", "runtime.reserved_workers=2", "--set", "adaptation.gradient_checkpointing=false")
     said = sized("--preset", "sd3.5-ocr-512", "--gpu", "RTX4090", *paid, *alone)
     assert "it may not fit on a device that trains, and fits on one that only generates" in said

@@ -117,7 +117,7 @@ class Fleet:
     def __post_init__(self) -> None:
         first = [self._device("reserved", number) for number in range(self.reserved)]
         self.trainers = Trainers(
-            first, 60.0, lambda value: value, None, SHARDS, at_boundary=self._drop_warned
+            first, 60.0, lambda value: value, lambda: None, SHARDS, at_boundary=self._drop_warned
         )
 
     def _device(self, market: Market, number: int) -> Device:

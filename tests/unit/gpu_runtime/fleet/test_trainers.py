@@ -191,7 +191,7 @@ class Replicas:
             self.devices,
             limit_s,
             lambda value: value,
-            None,
+            lambda: None,
             4,
             lambda device, _: self.lost.append(device.name),
         )
@@ -342,7 +342,7 @@ def test_spot_trainers_come_after_reserved_ones_which_answer_and_are_never_all_l
     }
     first, *spot = [Device(actor, "spot" if "spot" in name else "reserved") for name, actor in actors.items()]
     trainers = Trainers(
-        [first], 300.0, lambda value: value, None, 4,
+        [first], 300.0, lambda value: value, lambda: None, 4,
         lambda device, _: lost.append(device.name), lambda: boundaries.append(trainers.training),
     )  # fmt: skip
     trainers.register(spot, weights)

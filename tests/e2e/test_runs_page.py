@@ -104,7 +104,7 @@ def test_two_versions_of_a_rewards_file_are_not_drawn_together_and_an_unknown_on
     for run_id, digest in (("old", ""), ("one", "1" * 64), ("other", "2" * 64), ("again", "1" * 64)):
         facts = {"digest reward": digest} if digest else {}
         store.create_run(run_id, RunConfig(), facts, os.getpid())
-    table = load_table(store.home.path)
+    table = load_table(store.home)
     assert of_one_scale(table, ["old", "one", "other", "again"]) == (["old", "one", "again"], ["other"])
     assert of_one_scale(table, ["other", "old", "one"]) == (["other", "old"], ["one"])
 

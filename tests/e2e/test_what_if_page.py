@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from flows.cli.command_line import app
 from storage.errors import ConfigurationError, RuntimeFailure
+from storage.home import Home
 from storage.record.run_store import RunStore
 from tasks.gpu_profile import GPUS
 from tests.dashboard_page import figures, opened_page, page_file, ran, sentences
@@ -28,7 +29,7 @@ SMALL = Question(preset="smoke", reserved=1, spot=3, trainers=1, loss_rate=20.0,
 SMALL_ADDRESS = {"preset": "smoke", "spot": "3", "iterations": "4", "simulate": "1"}
 
 
-def answered(options: list[str], home: Path, on_step: Callable[[int, int], None]) -> dict:
+def answered(options: list[str], home: Home, on_step: Callable[[int, int], None]) -> dict:
     """The command in this process: starting another one takes seconds."""
     on_step(1, 1)
     return json.loads(printed(*options, "--json"))
@@ -192,20 +193,20 @@ def test_a_question_is_the_command_s_options(tmp_path: Path):
 
 def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
     steps: list[tuple[int, int]] = []
-    answer, trace = ask(SMALL, store.home.path, lambda done, runs: steps.append((done, runs)))
+    answer, trace = ask(SMALL, store.home, lambda done, runs: steps.append((done, runs)))
     count = len(answer["policies"])
     assert steps == [(done, 2 * count) for done in range(1, 2 * count + 1)], "two futures"
     best = next(row for row in answer["policies"] if row["best"])
     line = read_time_line(best["policy"], trace)
     assert len(line.ends) == answer["iterations"]
     with pytest.raises(ConfigurationError, match=r"^--price is '8,'; give the dollars an hour"):
-        ask(SMALL.model_copy(update={"reserved_usd": 8.0}), store.home.path, lambda done, runs: None)
+        ask(SMALL.model_copy(update={"reserved_usd": 8.0}), store.home, lambda done, runs: None)
 
 
 def test_an_answer_that_takes_too_long_is_ended(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(asking, "_LIMIT_S", 0.05)
     with pytest.raises(RuntimeFailure, match=r"took longer than 0\.05 s and was ended"):
-        ask(SMALL, store.home.path, lambda done, runs: None)
+        ask(SMALL, store.home, lambda done, runs: None)
 
 
 def row(policy: str, usd: float, wall_s: float, best: bool = False, **more: float) -> dict:

@@ -99,8 +99,10 @@ def cost_chart(view: RunView) -> go.Figure:
         paid = view.cost[f"{market}_usd"]
         hover = {"stackgroup": "markets", "hovertemplate": "$%{y:.4g}"}
         add_line(figure, view.cost["iteration"], paid, market, colour, 1.5, **hover)
-    figure = laid_out(figure, "Cost so far, by market", "Iteration", dollars(view.is_modelled))
-    return figure.update_yaxes(rangemode="tozero", tickprefix="$")
+    return laid_out(
+        figure, "Cost so far, by market", "Iteration", dollars(view.is_modelled),
+        yaxis_rangemode="tozero", yaxis_tickprefix="$",
+    )  # fmt: skip
 
 
 def market_bars(
@@ -148,4 +150,4 @@ def _on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
             },
             hovertemplate="$%{x:.4g}",
         )  # fmt: skip
-    return as_bill(figure, "The bill, and on demand only", modelled).update_yaxes(autorange="reversed")
+    return as_bill(figure, "The bill, and on demand only", modelled, yaxis_autorange="reversed")

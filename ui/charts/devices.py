@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -69,23 +70,19 @@ def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.
         mark: text beside dollars, such as `(modelled)`; empty for none.
     """
     intervals, clock = course.intervals, WorkClock(course.intervals, _BREAK_S)
-    unit_s, unit = time_unit(clock.total_s)
     figure = go.Figure()
-    for state in _in_legends_order(intervals["state"].tolist()):
-        part = intervals.loc[intervals["state"] == state]
+    for state, part in _by_state(intervals):
         paid = [f"{usd(row['usd'])} {mark}".rstrip() for row in part.to_dict("records")]
         _add_bars(
-            figure, part, clock, state, {"color": _colour(state), "line": {"width": 0}},
+            figure, part, clock, state,
+            {"color": STATE_COLOURS.get(state, UNKNOWN_COLOUR), "line": {"width": 0}},
             [part["worker"], paid, map(_when, part.to_dict("records"))],
             f"%{{customdata[1]}}: {state} for %{{customdata[0]}} (%{{customdata[2]}}), %{{customdata[3]}}",
         )  # fmt: skip
-    rows = _in_order_of_rows(intervals)
-    events = course.events.loc[course.events["worker"].map(_device_row).isin(rows)]
-    _add_events(figure, events, clock, unit_s)
-    figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
-    _add_borders(figure, intervals, ends, clock, unit_s)
-    figure.update_layout(margin={"t": 64})
-    return _with_rows(figure, rows, clock.total_s / unit_s)
+    rows = course.events["worker"].map(_device_row)
+    _add_events(figure, course.events.loc[rows.isin(intervals["worker"].map(_device_row))], clock)
+    _add_borders(figure, intervals, ends, clock)
+    return _by_device(figure, "What every device did", intervals, clock, margin_t=64)
 
 
 def utilisation_charts(utilisation: pd.DataFrame) -> list[go.Figure]:
@@ -95,26 +92,25 @@ def utilisation_charts(utilisation: pd.DataFrame) -> list[go.Figure]:
         own, figure = utilisation.loc[utilisation["market"] == market], go.Figure()
         if own.empty:
             continue
-        for state in _in_legends_order(own["state"].tolist()):
-            part = own.loc[own["state"] == state]
+        for state, part in _by_state(own):
             figure.add_bar(
                 x=(part["first"] + part["last"]) / 2, y=part["share"], name=state,
                 width=part["last"] - part["first"] + 1,
-                marker={"color": _colour(state), "line": {"width": 0}},
+                marker={"color": STATE_COLOURS.get(state, UNKNOWN_COLOUR), "line": {"width": 0}},
                 customdata=list(zip(part["first"], part["last"], part["device_s"], strict=True)),
                 hovertemplate=f"{state}: %{{y:.1%}}, %{{customdata[2]:.0f}} device-seconds, "
                 "iterations %{customdata[0]} to %{customdata[1]}<extra></extra>",
             )  # fmt: skip
-        figure = laid_out(figure, f"Use of {market} devices", "Iteration", "Share of the paid time")
-        figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
-        figures.append(figure.update_yaxes(range=[0, 1], tickformat=".0%"))
+        figures.append(laid_out(
+            figure, f"Use of {market} devices", "Iteration", "Share of the paid time", barmode="stack",
+            bargap=0, hovermode="closest", yaxis_range=[0, 1], yaxis_tickformat=".0%",
+        ))  # fmt: skip
     return figures
 
 
 def groups_chart(course: DeviceCourse) -> go.Figure:
     """Chart each device's groups over time, at least one, coloured by their number of devices."""
-    groups, intervals, clock = course.groups, course.intervals, WorkClock(course.intervals, _BREAK_S)
-    unit_s, unit = time_unit(clock.total_s)
+    groups, clock = course.groups, WorkClock(course.intervals, _BREAK_S)
     figure = go.Figure()
     for number, degree in enumerate(sorted(set(groups["degree"].tolist()))):
         part, colour = groups.loc[groups["degree"] == degree], DEGREE_COLOURS[number % len(DEGREE_COLOURS)]
@@ -124,9 +120,7 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
             [part["members"].str.replace("+", ", "), part["epoch"]],
             "%{customdata[1]}<br>epoch %{customdata[2]}, %{customdata[0]}",
         )  # fmt: skip
-    rows = _in_order_of_rows(intervals)
-    figure = laid_out(figure, "Which devices shared images", f"Time at work ({unit})", "")
-    return _with_rows(figure, rows, clock.total_s / unit_s)
+    return _by_device(figure, "Which devices shared images", course.intervals, clock)
 
 
 def _add_bars(
@@ -148,11 +142,8 @@ def _add_bars(
     )  # fmt: skip
 
 
-def _colour(state: str) -> str:
-    return STATE_COLOURS.get(state, UNKNOWN_COLOUR)
-
-
-def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_s: float) -> None:
+def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock) -> None:
+    unit_s = time_unit(clock.total_s)[0]
     for kind in dict.fromkeys(events["kind"]):
         part = events.loc[events["kind"] == kind]
         symbol, colour = _EVENT_MARKS.get(kind, ("circle", UNKNOWN_COLOUR))
@@ -167,9 +158,8 @@ def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_
         )  # fmt: skip
 
 
-def _add_borders(
-    figure: go.Figure, intervals: pd.DataFrame, ends: pd.DataFrame, clock: WorkClock, unit_s: float
-) -> None:
+def _add_borders(figure: go.Figure, intervals: pd.DataFrame, ends: pd.DataFrame, clock: WorkClock) -> None:
+    unit_s = time_unit(clock.total_s)[0]
     begin, end = intervals["started_at"].min(), intervals["ended_at"].max()
     ends = ends.loc[ends["ended_at"].between(begin, end, inclusive="right")]
     ends = ends.iloc[:: max(1, -(-len(ends) // _MOST_BORDERS))]
@@ -194,26 +184,27 @@ def _add_borders(
     )  # fmt: skip
 
 
-def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
-    height = _AROUND_PX + _ROW_PX * max(4, len(rows))
-    figure.update_layout(barmode="overlay", bargap=0.25, hovermode="closest", height=height)
-    figure.update_xaxes(showgrid=False, range=[0, longest])
-    return figure.update_yaxes(
-        type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
-        tickmode="array", tickvals=rows,
-    )  # fmt: skip
-
-
-def _in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
-    """Return the rows of the devices: reserved before spot, and `spot-2` before `spot-10`."""
-    rows = intervals["worker"].map(_device_row)
-    market = dict(zip(rows, intervals["market"], strict=True))
+def _by_device(
+    figure: go.Figure, title: str, intervals: pd.DataFrame, clock: WorkClock, **own: Any
+) -> go.Figure:
+    """Lay out a row for each device: reserved before spot, and `spot-2` before `spot-10`."""
+    market = dict(zip(intervals["worker"].map(_device_row), intervals["market"], strict=True))
 
     def order(row: str) -> tuple[bool, str, list[int]]:
         numbers = [int(part) for part in re.findall(r"\d+", row)]
         return market[row] != "reserved", re.sub(r"\d+", "", row), numbers
 
-    return sorted(set(rows), key=order)
+    rows, (unit_s, unit) = sorted(market, key=order), time_unit(clock.total_s)
+    return laid_out(
+        figure, title, f"Time at work ({unit})", "", barmode="overlay", bargap=0.25, hovermode="closest",
+        height=_AROUND_PX + _ROW_PX * max(4, len(rows)),
+        xaxis={"showgrid": False, "range": [0, clock.total_s / unit_s]},
+        yaxis={
+            "type": "category", "categoryorder": "array", "categoryarray": rows,
+            "range": [len(rows) - 0.5, -0.5], "tickmode": "array", "tickvals": rows,
+        },
+        **own,
+    )  # fmt: skip
 
 
 def _device_row(worker: str) -> str:
@@ -221,9 +212,12 @@ def _device_row(worker: str) -> str:
     return worker.split(".")[0]
 
 
-def _in_legends_order(states: list[str]) -> list[str]:
-    known = [state for state in STATE_COLOURS if state in set(states)]
-    return known + sorted(set(states) - set(known))
+def _by_state(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the states in the legend's order, unknown ones last, each with its rows."""
+    for state in (*STATE_COLOURS, *sorted(set(frame["state"]) - STATE_COLOURS.keys())):
+        part = frame.loc[frame["state"] == state]
+        if not part.empty:
+            yield state, part
 
 
 def _when(row: dict) -> str:

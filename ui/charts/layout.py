@@ -44,7 +44,7 @@ def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[s
     return "Over wall-clock", f"Wall-clock ({time_unit(longest_s)[1]})"
 
 
-def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure:
+def laid_out(figure: go.Figure, title: str, bottom: str, left: str, **own: Any) -> go.Figure:
     """Return the figure with its titles in the common size; with a sentence in place of missing points.
 
     The title is at the top and the legend at the bottom at any width: a legend of many rows takes space from
@@ -52,6 +52,7 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
 
     Args:
         figure: figure with all its traces; `bottom` and `left` are titles of its axes.
+        own: more properties of the layout (`yaxis_range=`), or others in place of the common ones.
     """
     _fit_first_points(figure)
     traces: Any = figure.data  # plotly's own types do not say that they have an x and a y
@@ -70,7 +71,7 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
         margin={"l": 10, "r": 10, "t": 44, "b": 10},
         legend={"orientation": "h", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
         hovermode="x unified",
-    )
+    ).update_layout(own)
 
 
 def _fit_first_points(figure: go.Figure) -> None:
@@ -120,14 +121,14 @@ def add_line(
     )
 
 
-def as_bill(figure: go.Figure, title: str, modelled: bool) -> go.Figure:
+def as_bill(figure: go.Figure, title: str, modelled: bool, **own: Any) -> go.Figure:
     """Return a chart of horizontal bars of dollars, with its titles.
 
     Args:
-        figure: figure with all its bars, in dollars that are modelled or not.
+        figure: figure with all its bars, in dollars that are modelled or not; `own` as for `laid_out`.
     """
-    figure = laid_out(figure, title, dollars(modelled), "")
-    return figure.update_layout(barmode="stack", hovermode="closest").update_xaxes(tickprefix="$")
+    own = {"barmode": "stack", "hovermode": "closest", "xaxis_tickprefix": "$"} | own
+    return laid_out(figure, title, dollars(modelled), "", **own)
 
 
 def add_level(figure: go.Figure, level: float, text: str = "") -> None:

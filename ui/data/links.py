@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import streamlit as st
@@ -45,18 +44,18 @@ class Link:
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
-def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None, int]:
+def _recorded(home: Home, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None, int]:
     """Return the addresses that the run recorded, its identifiers in MLflow, and its count of evaluations."""
-    evaluations = sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
-    return RunStore(Home(home)).links(run_id), mlflow_reader.mlflow_identity(Home(home), run_id), evaluations
+    evaluations = sum(row.run_id == run_id for row in EvaluationStore(home).all())
+    return RunStore(home).links(run_id), mlflow_reader.mlflow_identity(home, run_id), evaluations
 
 
-def load_links(home: Path, view: RunView) -> list[Link]:
+def load_links(view: RunView) -> list[Link]:
     """Return the places of a run, in display order: pages on servers, then its separate evaluations."""
-    noted, identity, evaluations = _recorded(home, view.row.run_id)
+    noted, identity, evaluations = _recorded(view.home, view.row.run_id)
     links = [
         prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), is_prefect),
-        *_reader_places(Home(home), view, noted, identity),
+        *_reader_places(view, noted, identity),
     ]
     if evaluations:
         address = f"/evaluations?run={quote(view.row.run_id, safe='')}"
@@ -64,7 +63,7 @@ def load_links(home: Path, view: RunView) -> list[Link]:
     return links
 
 
-def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard: str) -> list[Link]:
+def lasting_links(view: RunView, noted: Mapping[str, str], dashboard: str) -> list[Link]:
     """Return the places of a run for a file that outlives servers: no server has to answer now.
 
     `noted` comes from `RunStore.links`; `dashboard` is the run's page there, empty if unknown.
@@ -73,18 +72,16 @@ def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard
     return [
         Link("Dashboard", dashboard, f"If it does not answer: {after}" if dashboard else after),
         prefect_link(noted.get("prefect", ""), "", lambda address: True),
-        *_reader_places(home, view, noted, mlflow_reader.mlflow_identity(home, view.row.run_id)),
+        *_reader_places(view, noted, mlflow_reader.mlflow_identity(view.home, view.row.run_id)),
     ]
 
 
-def _reader_places(
-    home: Home, view: RunView, noted: Mapping[str, str], identity: tuple[str, str] | None
-) -> list[Link]:
-    server, chosen = view.setting("tracking", "uri"), view.setting("tracking", "to")
+def _reader_places(view: RunView, noted: Mapping[str, str], identity: tuple[str, str] | None) -> list[Link]:
+    server, chosen = str(view.setting("tracking", "uri") or ""), view.setting("tracking", "to")
     pages = {place: page for place, page in noted.items() if place != "prefect" and web_address(page)}
     found = [Link(_PLACES.get(place, place), page) for place, page in sorted(pages.items())]
     if "mlflow" not in pages and (not isinstance(chosen, list) or "mlflow" in chosen):
-        found.append(mlflow_link(home, view.row.run_id, identity, server if isinstance(server, str) else ""))
+        found.append(mlflow_link(view.home, view.row.run_id, identity, server))
     return found
 
 

@@ -6,7 +6,6 @@ damaged.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,11 +73,13 @@ class RunView:
     """One run's frames; see storage/record/queries/runs.py for their columns.
 
     Attributes:
+        home: home that it was read from.
         change: None before there are two evaluations.
         damaged: unreadable files, whose rows are missing.
         activity: content of its log; empty for a run that has ended, or of a version without logs.
     """
 
+    home: Home
     row: RunRow
     status: str
     scores: pd.DataFrame
@@ -157,8 +158,7 @@ class RunView:
     @property
     def least_spearman(self) -> float | None:
         """The rank correlation below which the run raises its alarm; None if it has no such setting."""
-        value = self.setting("exploration", "min_spearman")
-        return float(value) if isinstance(value, int | float) else None
+        return self.number("exploration", "min_spearman")
 
     @property
     def rank_limit(self) -> float:
@@ -170,6 +170,11 @@ class RunView:
         if name not in self.metrics:
             return np.full(len(self.metrics), np.nan)
         return self.metrics[name].to_numpy(dtype=float)
+
+    def measured(self, name: str, latest: int = 0) -> np.ndarray:
+        """Return the values of a metric that were measured, at most the `latest` ones; 0 for all."""
+        values = self.metric(name)
+        return values[np.isfinite(values)][-latest:]
 
     def learning_courses(self) -> dict[str, np.ndarray]:
         """Return six figures over the iterations, early signs of training gone wrong; NaN if not measured.
@@ -193,6 +198,11 @@ class RunView:
         part = self.row.settings.get(section) if section else self.row.settings
         return part.get(name) if isinstance(part, dict) else None
 
+    def number(self, section: str, name: str) -> float | None:
+        """Return a numeric setting; None if the run lacks it."""
+        value = self.setting(section, name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
     def changed_settings(self) -> tuple[dict[str, Any], str]:
         """Return the settings that differ from the defaults; those of another version all, and why."""
         try:
@@ -206,48 +216,43 @@ class RunView:
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def load_overview(home: Path) -> pd.DataFrame:
+def load_overview(home: Home) -> pd.DataFrame:
     """Return all runs, newest first, as `queries.runs.listed_runs` does, with the status that pages show."""
-    with RunStore(Home(home)).reading() as connection:
+    with RunStore(home).reading() as connection:
         runs = queries.listed_runs(connection)
-    return runs.assign(status=shown_statuses(Home(home), runs))
+    return runs.assign(status=shown_statuses(home, runs))
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
-def load_run(home: Path, run_id: str) -> RunView:
+def load_run(home: Home, run_id: str) -> RunView:
     """Return the data of one run for a page."""
-    return read_run(RunStore(Home(home)), run_id)
+    return read_run(RunStore(home), run_id)
 
 
-def load(
-    read: Callable[..., T], home: Path, view: RunView, *arguments: Hashable, until: Hashable = None
-) -> T:
+def load(read: Callable[..., T], view: RunView, *arguments: Hashable, until: Hashable = None) -> T:
     """Return what a function of a connection, the run and `arguments` reads, again after each new record.
 
     `until` is the time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
     """
     name = f"{read.__module__}.{read.__qualname__}"
-    return _load(read, name, home, view.row.run_id, view.newest if until is None else until, arguments)
+    return _load(read, name, view.home, view.row.run_id, view.newest if until is None else until, arguments)
 
 
 @st.cache_data(ttl=60, max_entries=100, show_spinner=False)
 def _load(
     _read: Callable[..., T],
     name: str,
-    home: Path,
+    home: Home,
     run_id: str,
     until: Hashable,
     arguments: tuple[Hashable, ...],
 ) -> T:
     """Return the same; all arguments but the first are the cache's key."""
-    with RunStore(Home(home)).reading(run_id) as connection:
+    with RunStore(home).reading(run_id) as connection:
         return _read(connection, run_id, *arguments)
 
 
-@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
-def load_activity(home: Path, run_id: str) -> Activity:
-    """Return the content of a run's log, even if the run has no row yet."""
-    return read_activity(Home(home), run_id)
+load_activity = st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)(read_activity)
 
 
 def read_run(store: RunStore, run_id: str) -> RunView:
@@ -256,6 +261,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
         row = store.run(run_id)
         activity = activity_of(store.home, row)
         return RunView(
+            home=store.home,
             row=row,
             status=shown_status(row, activity),
             scores=queries.score_curve(connection, run_id),
@@ -273,14 +279,11 @@ def _change(pairs: pd.DataFrame) -> Change | None:
     if pairs.empty:
         return None
     # Rows of the same text are one prompt, as in `spotlight evaluate --compare`.
-    by_prompt: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for prompt, before, after in zip(pairs["prompt"], pairs["before"], pairs["after"], strict=True):
-        by_prompt[str(prompt)].append((before, after))
-    before_N, after_N = np.array([np.mean(each, axis=0) for each in by_prompt.values()]).T
-    differences = (after_N - before_N).tolist()
+    means: Any = pairs.groupby("prompt", sort=False)[["before", "after"]].mean()
+    differences = (means["after"] - means["before"]).tolist()
     found = tagged_estimates(differences, [""] * len(differences), lowest=-1.0).overall
     margin = max(found.high - found.mean, found.mean - found.low)
-    return Change(found.mean, margin, len(pairs), float(before_N.mean()), float(after_N.mean()))
+    return Change(found.mean, margin, len(pairs), float(means["before"].mean()), float(means["after"].mean()))
 
 
 IDLE_SPOT_ADVICE = (

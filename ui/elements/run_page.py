@@ -49,8 +49,8 @@ _COLOURS = {
     "interrupted": "orange", "simulated": "orange",
 }  # fmt: skip
 
-RunPage = Callable[[Path, RunView], None]
-"""A function that draws a page below the run's title, from the home's folder and the run."""
+RunPage = Callable[[RunView], None]
+"""A function that draws a page below the run's title."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 120.0  # seconds for the report of a long run on a busy machine
@@ -65,7 +65,7 @@ def errors_shown() -> Iterator[None]:
         st.error(plain_markdown(str(error)), icon=":material/database_off:")
 
 
-def _show_links(home: Path, view: RunView, links: Sequence[Link]) -> None:
+def _show_links(view: RunView, links: Sequence[Link]) -> None:
     row, run_id = st.container(horizontal=True), view.row.run_id
     for link in links:
         if link.address:
@@ -78,7 +78,7 @@ def _show_links(home: Path, view: RunView, links: Sequence[Link]) -> None:
     _show_commands(row, view)
     dashboard = urljoin(st.context.url or "", "/")
     row.download_button(
-        "Report", data=lambda: _report(home, run_id, dashboard),
+        "Report", data=lambda: _report(view.home, run_id, dashboard),
         file_name=f"{file_stem(f'{run_id}-report')}.html", mime="text/html",
         key=f"report-{run_id}", on_click="ignore", icon=":material/download:",
         help="One HTML file with the charts of all pages; `spotlight report` writes it too.",
@@ -104,13 +104,13 @@ def _show_commands(row: DeltaGenerator, view: RunView) -> None:
         st.code(command, language="bash", wrap_lines=True)
 
 
-def _report(home: Path, run_id: str, dashboard: str) -> bytes:
+def _report(home: Home, run_id: str, dashboard: str) -> bytes:
     """Return the report as HTML from a separate process: a page does not import the charts of the others."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "report.html"
         subprocess.run(
             python_command("-m", "ui.report", "--out", str(out), "--", run_id), cwd=_ROOT,
-            env=os.environ | {HOME_VARIABLE: str(home), DASHBOARD_URL_VARIABLE: dashboard},
+            env=os.environ | {HOME_VARIABLE: str(home.path), DASHBOARD_URL_VARIABLE: dashboard},
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=True,
         )  # fmt: skip
         return out.read_bytes()
@@ -163,7 +163,7 @@ def show_page(draw: RunPage) -> None:
     _watch(home, overview)
 
 
-def show_home_page(draw: Callable[[Path], None]) -> None:
+def show_home_page(draw: Callable[[Home], None]) -> None:
     """Show a page about all runs of the home; if there is none, say how to start one."""
     home, overview = _opened()
     if overview is not None:
@@ -172,9 +172,9 @@ def show_home_page(draw: Callable[[Path], None]) -> None:
         _watch(home, overview)
 
 
-def _opened() -> tuple[Path, pd.DataFrame | None]:
+def _opened() -> tuple[Home, pd.DataFrame | None]:
     """Return the home and its runs; None for runs once the page has told why it shows none."""
-    home = Home.from_environment().path
+    home = Home.from_environment()
     with errors_shown():
         overview = load_overview(home)
         if not overview.empty:
@@ -183,31 +183,28 @@ def _opened() -> tuple[Path, pd.DataFrame | None]:
     return home, None
 
 
-def _watch(home: Path, overview: pd.DataFrame) -> None:
+def _watch(home: Home, overview: pd.DataFrame) -> None:
     """Redraw the whole page when a run is new or has another status than the page shows."""
-    fragment(_look_for_changes, run_every=_WATCH)(home, _standing(overview))
+    columns = ["run_id", "status"]
+
+    def look() -> None:
+        try:
+            now = load_overview(home)
+        except StorageError:
+            return  # if this persists, the page's next reading reports it
+        if not now[columns].equals(overview[columns]):
+            st.rerun()
+
+    fragment(look, run_every=_WATCH)()
 
 
-def _look_for_changes(home: Path, drawn: list[tuple[str, str]]) -> None:
-    try:
-        overview = load_overview(home)
-    except StorageError:
-        return  # if this persists, the page's next reading reports it
-    if _standing(overview) != drawn:
-        st.rerun()
-
-
-def _standing(overview: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(overview["run_id"], overview["status"], strict=True))
-
-
-def show_left_out(home: Path) -> None:
+def show_left_out(home: Home) -> None:
     """Name the folders of runs that lists leave out, if there are some."""
-    if left_out := bare_folders(Home(home)):
+    if left_out := bare_folders(home):
         st.warning(plain_markdown(left_out), icon=":material/database_off:")
 
 
-def _show_nothing(home: Path) -> None:
+def _show_nothing(home: Home) -> None:
     try:
         empty = load_overview(home).empty
     except StorageError:
@@ -219,7 +216,7 @@ def _show_nothing(home: Path) -> None:
     st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")
     st.code("spotlight train --preset glyphs", language="bash")
     st.caption(
-        f"Looking in `{home}`. Runs kept elsewhere? Set `SPOTLIGHT_HOME` before starting the dashboard."
+        f"Looking in `{home.path}`. Runs kept elsewhere? Set `SPOTLIGHT_HOME` before starting the dashboard."
     )
 
 
@@ -256,7 +253,7 @@ def _choose(overview: pd.DataFrame) -> str | None:
     return chosen
 
 
-def _show_unknown(home: Path, run_id: str) -> None:
+def _show_unknown(home: Home, run_id: str) -> None:
     """Show an unknown run from the address: it is starting, or does not exist."""
     with errors_shown():
         if run_id in load_overview(home)["run_id"].tolist():
@@ -305,17 +302,17 @@ def _label(row: dict) -> str:
 
 
 @errors_shown()
-def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
+def _show_run(home: Home, run_id: str, live: bool, draw: RunPage) -> None:
     view = load_run(home, run_id)
     if live and not view.is_live:
         st.rerun()  # it has ended: redraw the whole page, without the refreshing
     _show_title(view.row.run_id, view.status, view.purpose, view.is_modelled and view.simulated is None)
     _show_notes(view)
-    _show_links(home, view, load_links(home, view))
+    _show_links(view, load_links(view))
     _show_trouble(view)
     if view.is_live:
         _show_live(view)
-    draw(home, view)
+    draw(view)
 
 
 def _show_trouble(view: RunView) -> None:

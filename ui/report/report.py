@@ -62,7 +62,7 @@ def report_page(store: RunStore, run_id: str) -> str:
     report = Report(f"Spotlight: {run_id}")
     with store.reading(run_id) as connection:
         noted = store.links(run_id)
-        report.links(lasting_links(store.home, view, noted, dashboard_page(run_id)))
+        report.links(lasting_links(view, noted, dashboard_page(run_id)))
         ledger = read_ledger(connection, run_id)
         _summary(report, view, ledger)
         quality = read_quality(connection, run_id)

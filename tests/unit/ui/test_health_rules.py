@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.environment import DECISIONS
 from storage.evaluations.quality import quality_verdict
+from storage.home import Home
 from storage.record.ledger import Entry, Ledger, Loss, Spent, UnjoinedDevice, WorkerAccount
 from storage.record.run_store import RunRow
 from tasks.inputs import plugin_facts
@@ -42,7 +44,7 @@ def view(
             {"iteration": range(0, 10 * len(scores), 10), "score": scores, "elapsed_s": 0.0}
         )
     cost = pd.DataFrame({"iteration": [9], "reserved_usd": [3.0], "spot_usd": [1.0]})
-    return RunView(row, "finished", held_out, frame, cost, EMPTY, change)
+    return RunView(Home(Path("/home")), row, "finished", held_out, frame, cost, EMPTY, change)
 
 
 def ledger(*spent: tuple[str, str, float], samples: int = 0, losses: tuple[Loss, ...] = ()) -> Ledger:
@@ -277,7 +279,7 @@ def test_stale_ranks(spearman: float, level: str):
 def test_no_rule_fails_where_the_settings_are_of_another_version():
     run = view({"groups": [16.0], "groups_dropped": [16.0], "clip_share": [1.0], "ratio_deviation": [1.0]})
     row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, {"gone": 1}, {}, {}, None, None)
-    other = RunView(row, "finished", run.scores, run.metrics, run.cost, EMPTY, None)
+    other = RunView(run.home, row, "finished", run.scores, run.metrics, run.cost, EMPTY, None)
     book = ledger(("spot", "idle", 60.0), ("spot", "explore", 40.0), ("reserved", "idle", 10.0))
     levels = by_level([found(rule, other, book) for rule in rules.RULES])
     assert "problem" in levels

@@ -83,8 +83,8 @@ def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFram
     if not view.scores.empty:
         before = float(view.scores[measure].iloc[0])
         add_level(figure, before, f"before training {before:.2f}")
-    figure = laid_out(figure, heading, bottom, measure_title(measure))
-    return figure.update_xaxes(rangemode="nonnegative")  # the first score alone is at 0, not between -1 and 1
+    # The first score alone is at 0, not between -1 and 1.
+    return laid_out(figure, heading, bottom, measure_title(measure), xaxis_rangemode="nonnegative")
 
 
 def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> np.ndarray:
@@ -120,19 +120,19 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
 def learning_charts(view: RunView) -> list[go.Figure]:
     """Return a plot for each measured figure that the objective has; the ratio's with its limit."""
     courses = view.learning_courses()
-    limit = view.setting("algorithm", "ratio_tolerance")
+    limit = view.number("algorithm", "ratio_tolerance")
     figures = []
     for name, title, left, numbers in _SIGNS:
         if not np.isfinite(courses[name]).any():
             continue
         figure, number = go.Figure(), ".1%" if numbers == SHARES else ".3g"
         add_line(figure, view.metrics["iteration"], courses[name], title, SCORE_COLOUR, 1.5, number)
-        if name == "ratio_deviation" and isinstance(limit, int | float):
+        if name == "ratio_deviation" and limit is not None:
             add_level(figure, limit, f"limit {limit:g}")
-        figure = laid_out(figure, title, "Iteration", left)
-        figure.update_layout(height=260, showlegend=False)
-        figure.update_yaxes(rangemode="tozero", tickformat=numbers)
-        figures.append(figure)
+        figures.append(laid_out(
+            figure, title, "Iteration", left, height=260, showlegend=False,
+            yaxis_rangemode="tozero", yaxis_tickformat=numbers,
+        ))  # fmt: skip
     return figures
 
 
@@ -159,8 +159,8 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
                 RUN_COLOURS[place % len(RUN_COLOURS)], number="+.1%", mode=_MARKED,
             )  # fmt: skip
         add_level(figure, 0.0, "before training")
-        figure = laid_out(figure, title, "Iteration", "Change since before training")
-        figures.append(figure.update_yaxes(tickformat=f"+{SHARES}"))
+        left = "Change since before training"
+        figures.append(laid_out(figure, title, "Iteration", left, yaxis_tickformat=f"+{SHARES}"))
     return figures
 
 
@@ -169,9 +169,9 @@ def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:
     figures = []
     for name in quality.parts:
         figure = go.Figure()
-        training = view.metric(f"reward_part_{name}")
-        if np.isfinite(training).any():
-            add_line(figure, view.metrics["iteration"], training, *_TRAINING)
+        training = f"reward_part_{name}"
+        if view.measured(training).size:
+            add_line(figure, view.metrics["iteration"], view.metric(training), *_TRAINING)
         means = quality.means[f"{PART}{name}"]
         add_line(figure, quality.means["iteration"], means, *_HELD_OUT, mode=_MARKED)
         add_level(figure, float(means.iloc[0]))
@@ -214,4 +214,4 @@ def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.F
     if smoothing:
         smooth = smoothed(values, smoothing)
         add_line(figure, x, smooth, f"smoothed by {smoothing:g}", SCORE_COLOUR, 3, ".4g")
-    return laid_out(figure, name, bottom, "").update_layout(height=280, showlegend=bool(smoothing))
+    return laid_out(figure, name, bottom, "", height=280, showlegend=bool(smoothing))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import streamlit as st
 
@@ -22,15 +20,15 @@ from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
 
 
-def _show_convergence(home: Path, view: RunView) -> None:
+def _show_convergence(view: RunView) -> None:
     show_verdict(view)
     show_figures(view)
     until = view.newest.evaluation_at
-    quality = load(read_quality, home, view, until=until)
+    quality = load(read_quality, view, until=until)
     measure = _show_scores(view, quality)
-    courses = _show_seeds_of_runs(home, view, measure)
+    courses = _show_seeds_of_runs(view, measure)
     st.subheader("Images before and after")
-    images = load(images_before_after, home, view, until=until)
+    images = load(images_before_after, view, until=until)
     if images.empty:
         st.caption("Images appear with the first evaluation.")
     else:
@@ -72,14 +70,14 @@ def _show_scores(view: RunView, quality: QualityView) -> Measure:
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
-def _load_seeds(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
+def _load_seeds(home: Home, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
     """Return the runs of other seeds; `evaluation_at` is part of the cache's key."""
-    return charts.read_seed_courses(RunStore(Home(home)), run_id)
+    return charts.read_seed_courses(RunStore(home), run_id)
 
 
-def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:
+def _show_seeds_of_runs(view: RunView, measure: Measure) -> pd.DataFrame:
     """Show the interval over run seeds if several runs differ in nothing else; return their scores."""
-    seeds, courses = _load_seeds(home, view.row.run_id, view.newest.evaluation_at)
+    seeds, courses = _load_seeds(view.home, view.row.run_id, view.newest.evaluation_at)
     if len(set(courses["run_id"].tolist())) < 2:
         st.caption(
             "One run seed. To see how much the curve depends on it, start the same run with another "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import streamlit as st
 
 from storage.record.ledger import Ledger, Spent, bill_entries, read_ledger
@@ -14,8 +12,8 @@ from ui.elements.run_page import show_page
 from ui.elements.widgets import Tile, offer_downloads, show_in_pairs, show_tiles
 
 
-def _show_cost(home: Path, view: RunView) -> None:
-    ledger = load(read_ledger, home, view)
+def _show_cost(view: RunView) -> None:
+    ledger = load(read_ledger, view)
     if not ledger.entries:
         st.info("Costs appear with the first evaluation or iteration.", icon=":material/hourglass:")
         return

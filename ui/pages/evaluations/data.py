@@ -28,18 +28,18 @@ _SIDE = 512  # largest side of a picture on the page, in pixels
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def load_evaluations(home: Path) -> list[SeparateEvaluation]:
+def load_evaluations(home: Home) -> list[SeparateEvaluation]:
     """Return all separate evaluations, newest first."""
-    return EvaluationStore(Home(home)).all()
+    return EvaluationStore(home).all()
 
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
-def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+def load_images(home: Home, evaluation_id: str) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the images of one evaluation, which never changes, and their figures (`figures_of`).
 
     Both are without exact images if its reward gives no verdict.
     """
-    store = EvaluationStore(Home(home))
+    store = EvaluationStore(home)
     given, images = store.find(evaluation_id).gives_verdict, store.images(evaluation_id)
     figures = figures_of(images) if given else graded(figures_of(images))
     return with_verdicts(pd.DataFrame([vars(image) for image in images]), given), figures
@@ -72,14 +72,7 @@ def _scaled_clip(clip: Path, written_ns: int) -> bytes:
     return picture_file(read_frames(clip.read_bytes()), _SIDE)
 
 
-@st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
-def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
-    """Return how much better one is than an earlier one, as `compare_evaluations` does.
-
-    Raises:
-        ConfigurationError: the two cannot be compared.
-    """
-    return compare_evaluations(Home(home), before, after)
+load_difference = st.cache_data(ttl=3600, max_entries=16, show_spinner=False)(compare_evaluations)
 
 
 def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
@@ -94,12 +87,6 @@ def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
                     float(row[f"{name}_interval"][place]) for row in rows.values()
                 ]
     return pd.DataFrame(columns)
-
-
-def quality_rows(means: Mapping[str, float]) -> pd.DataFrame:
-    """Return the means of the images' look as a table: figure, mean."""
-    rows = [(QUALITY[name].title, value) for name, value in means.items()]
-    return pd.DataFrame(rows, columns=["figure", "mean"])
 
 
 def quality_difference_rows(changes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:

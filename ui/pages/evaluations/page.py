@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
 
 from storage.errors import SpotlightError
+from storage.evaluations.quality import QUALITY
 from storage.evaluations.separate import SeparateEvaluation
 from storage.home import Home
 from ui.elements.formatting import duration, moment, percent, plain_markdown
@@ -27,7 +27,7 @@ _IMAGE_COLUMNS = ["prompt_id", "prompt", "tag", "seed_index", "score", "exact", 
 @errors_shown()
 def _show() -> None:
     st.header("Evaluations", anchor=False)
-    home = Home.from_environment().path
+    home = Home.from_environment()
     rows = data.load_evaluations(home)
     if rows:
         _show_table(rows)
@@ -60,7 +60,7 @@ def _show_table(rows: Sequence[SeparateEvaluation]) -> None:
     st.caption("Held-out evaluations that a run makes itself are on its page Convergence.")
 
 
-def _show_one(home: Path, rows: Sequence[SeparateEvaluation]) -> None:
+def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:
     by_id = {row.evaluation_id: row for row in rows}
     ids, run_id = list(by_id), st.query_params.get("run")
     of_run = [row.evaluation_id for row in rows if row.run_id is not None and row.run_id == run_id]
@@ -93,7 +93,8 @@ def _show_one(home: Path, rows: Sequence[SeparateEvaluation]) -> None:
     show_frame(table, "%.3f")
     if "quality" in figures:
         st.subheader("Image quality")
-        show_frame(data.quality_rows(figures["quality"]), "%.4f")
+        means = [(QUALITY[name].title, mean) for name, mean in figures["quality"].items()]
+        show_frame(pd.DataFrame(means, columns=["figure", "mean"]), "%.4f")
     if before and before != _NONE:
         _show_difference(home, before, chosen)
     st.subheader("Images")
@@ -121,7 +122,7 @@ def _show_pictures(folder: str, iteration: int, images: pd.DataFrame) -> None:
     st.caption(f"The images lie in {plain_markdown(folder)}.{lacking} {shown}".rstrip())
 
 
-def _show_difference(home: Path, before: str, after: str) -> None:
+def _show_difference(home: Home, before: str, after: str) -> None:
     st.subheader("Difference")
     try:
         found = data.load_difference(home, before, after)

@@ -43,17 +43,11 @@ class Evidence:
 
     def recent(self, name: str) -> np.ndarray:
         """Return a metric's last values, at most `RECENT`, without those that were not measured."""
-        values = self.view.metric(name)
-        return values[np.isfinite(values)][-RECENT:]
-
-    def number(self, section: str, name: str) -> float | None:
-        """Return a numeric setting; None if the run lacks it."""
-        value = self.view.setting(section, name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return self.view.measured(name, RECENT)
 
     def now(self, section: str, name: str) -> str:
         """Return a numeric setting as ` (now 5)`; empty if the run lacks it."""
-        value = self.number(section, name)
+        value = self.view.number(section, name)
         return "" if value is None else f" (now {value:g})"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import streamlit as st
 
@@ -16,12 +14,12 @@ from ui.pages.health.findings import Evidence, by_level
 from ui.pages.health.rules import findings_of
 
 
-def _show_health(home: Path, view: RunView) -> None:
+def _show_health(view: RunView) -> None:
     if view.metrics.empty and view.scores.empty:
         st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    quality = load(read_quality, home, view, until=view.newest.evaluation_at)
-    findings = findings_of(Evidence(view, load(read_ledger, home, view), quality))
+    quality = load(read_quality, view, until=view.newest.evaluation_at)
+    findings = findings_of(Evidence(view, load(read_ledger, view), quality))
     levels = by_level(findings)
     serious = {level: levels.get(level, []) for level in ("problem", "warning")}
     _show_verdict({level: len(listed) for level, listed in serious.items()}, len(findings))

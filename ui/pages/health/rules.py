@@ -103,7 +103,7 @@ def ratio(evidence: Evidence) -> Judgement:
     values = evidence.recent("ratio_deviation")
     if not values.size:
         return "unknown", _NO_ITERATION
-    largest, limit = float(values.max()), evidence.number("algorithm", "ratio_tolerance")
+    largest, limit = float(values.max()), evidence.view.number("algorithm", "ratio_tolerance")
     text = f"At most {figure(largest)} from 1" if largest else "Exactly 1"
     text = f"{text} in the last {len(values)} iterations"
     if limit is None:
@@ -168,7 +168,7 @@ def clipping(evidence: Evidence) -> Judgement:
         return "unknown", _NO_ITERATION
     share = float(values.mean())
     text = f"The clip range cuts off {percent(share)} of the trained denoising steps."
-    rate = evidence.number("optimizer", "learning_rate")
+    rate = evidence.view.number("optimizer", "learning_rate")
     to = "" if rate is None else f" from {rate:g} to {rate / 2:g}"
     return judged(share <= _CLIPPED, text, f"Lower `optimizer.learning_rate`{to}.", "problem")
 
@@ -244,10 +244,10 @@ def _more_drafts(evidence: Evidence) -> str:
     if not explore_s:
         return "Nothing was drafted yet; the page Seeds shows whether drafts arrive."
     factor = 1 + idle_s / explore_s
-    drafts = evidence.number("exploration", "drafts")
+    drafts = evidence.view.number("exploration", "drafts")
     if drafts:
         return f"Raise `exploration.drafts` from {drafts:.0f} to {math.ceil(factor * drafts)}."
-    candidates = evidence.number("exploration", "candidates")
+    candidates = evidence.view.number("exploration", "candidates")
     if candidates is None:
         return "Raise `exploration.candidates`."
     wanted = min(_MOST_CANDIDATES, math.ceil(factor * candidates))
@@ -308,7 +308,7 @@ def repeated_work(evidence: Evidence) -> Judgement:
     if not whole.device_s:
         return "unknown", _NO_TIME
     share = lost.device_s / whole.device_s
-    every = evidence.number("checkpoint", "every")
+    every = evidence.view.number("checkpoint", "every")
     advice = "The events of the page Convergence say what ended the run; fix that first."
     if every is not None and every > 1:
         advice = f"Save more often: lower `checkpoint.every` (now {every:.0f}) to 1."
@@ -324,7 +324,7 @@ def losses(evidence: Evidence) -> Judgement:
     if not ledger.has_device_events or not spot_s:
         return "unknown", "This run records no spot devices that come and go."
     cut_s = sum(loss.cut_s for loss in ledger.losses)
-    steps = evidence.number("runtime", "commit_steps")
+    steps = evidence.view.number("runtime", "commit_steps")
     now = f"now {steps:.0f}" if steps else "now 0: at least a second of work between two saves"
     return judged(
         cut_s / spot_s <= _CUT,

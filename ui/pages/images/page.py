@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -38,20 +37,20 @@ def _ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
     return kept.assign(gain=gain).sort_values("gain", ascending=order == _ORDERS[2], kind="stable")
 
 
-def _show_images(home: Path, view: RunView) -> None:
+def _show_images(view: RunView) -> None:
     until = view.newest.evaluation_at
-    images = load(image_queries.pictured_images, home, view, until=until)
-    evaluations = load(image_queries.pictured_evaluations, home, view, until=until)
+    images = load(image_queries.pictured_images, view, until=until)
+    evaluations = load(image_queries.pictured_evaluations, view, until=until)
     if not images.empty:
-        _show_grid(home, view, images, evaluations)
-        _show_evaluation(home, view, images, evaluations)
-        _show_large(home, view, images, evaluations)
+        _show_grid(view, images, evaluations)
+        _show_evaluation(view, images, evaluations)
+        _show_large(view, images, evaluations)
         offer_downloads(view.row.run_id, {"scores of the pictured images": images})
     else:
         st.info("Images appear with the first evaluation.", icon=":material/hourglass:")
 
 
-def _show_grid(home: Path, view: RunView, pictured: pd.DataFrame, evaluations: list[int]) -> None:
+def _show_grid(view: RunView, pictured: pd.DataFrame, evaluations: list[int]) -> None:
     run_id = view.row.run_id
     left, middle, right = st.columns([2, 1, 1])
     words = left.text_input("Prompts that contain", key=f"words-{run_id}", placeholder="all")
@@ -66,7 +65,7 @@ def _show_grid(home: Path, view: RunView, pictured: pd.DataFrame, evaluations: l
         page = right.number_input(f"Page (of {pages})", 1, pages, key=f"page-{run_id}-{order}-{words}")
     rows = images.iloc[(page - 1) * _ROWS : page * _ROWS]
     shown = _spread(evaluations, _COLUMNS)
-    pictures = _pictures(home, view, _keys(rows), shown)
+    pictures = _pictures(view, _keys(rows), shown)
     st.html(course_html(pictures, sources_of(view, pictures)))
     note = "Click an image to enlarge it."
     if len(shown) < len(evaluations):
@@ -78,22 +77,20 @@ def _keys(images: pd.DataFrame) -> tuple[tuple[int, int], ...]:
     return tuple(zip(images["prompt_id"].tolist(), images["seed_index"].tolist(), strict=True))
 
 
-def _pictures(
-    home: Path, view: RunView, keys: tuple[tuple[int, int], ...], iterations: tuple[int, ...]
-) -> pd.DataFrame:
+def _pictures(view: RunView, keys: tuple[tuple[int, int], ...], iterations: tuple[int, ...]) -> pd.DataFrame:
     until = view.newest.evaluation_at
-    found = load(image_queries.pictures, home, view, iterations, keys, until=until)
+    found = load(image_queries.pictures, view, iterations, keys, until=until)
     return with_verdicts(found, view.gives_verdict)
 
 
-def _show_evaluation(home: Path, view: RunView, pictured: pd.DataFrame, evaluations: list[int]) -> None:
+def _show_evaluation(view: RunView, pictured: pd.DataFrame, evaluations: list[int]) -> None:
     if len(evaluations) < 2:
         return
     st.subheader("At one evaluation")
     run_id = view.row.run_id
     iteration = st.select_slider("After iteration", evaluations, evaluations[-1], key=f"evaluation-{run_id}")
     rows = pictured.head(_AT_ONCE)
-    images = _pictures(home, view, _keys(rows), (iteration,))
+    images = _pictures(view, _keys(rows), (iteration,))
     st.html(evaluation_html(images, sources_of(view, images)))
     judged = images.loc[images["error"].isna()]
     if not judged.empty:
@@ -101,7 +98,7 @@ def _show_evaluation(home: Path, view: RunView, pictured: pd.DataFrame, evaluati
         st.caption(f"Mean score of these {len(judged)} images {judged['score'].mean():.3f}{exact}.")
 
 
-def _show_large(home: Path, view: RunView, images: pd.DataFrame, evaluations: list[int]) -> None:
+def _show_large(view: RunView, images: pd.DataFrame, evaluations: list[int]) -> None:
     st.subheader("One prompt, enlarged")
     labels = {
         key: f"{prompt} (#{key[0]}, seed {key[1]})"
@@ -112,7 +109,7 @@ def _show_large(home: Path, view: RunView, images: pd.DataFrame, evaluations: li
     )
     assert chosen is not None, "a select box with options and an index has a choice"
     shown = _spread(evaluations, _LARGE)
-    pictures = _pictures(home, view, (chosen,), shown)
+    pictures = _pictures(view, (chosen,), shown)
     st.html(large_html(pictures, sources_of(view, pictures)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -24,15 +23,15 @@ _BAD = ("drifted", "failed")
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def _load(home: Path) -> pd.DataFrame:
-    with RunStore(Home(home)).reading() as connection:
+def _load(home: Home) -> pd.DataFrame:
+    with RunStore(home).reading() as connection:
         return reproductions(connection)
 
 
 @errors_shown()
 def _show() -> None:
     st.header("Reproducibility", anchor=False)
-    rows = _load(Home.from_environment().path)
+    rows = _load(Home.from_environment())
     if rows.empty:
         st.info("No reproductions yet.", icon=":material/replay:")
         st.markdown("Reproduce a finished run, or schedule it every night:")

@@ -6,13 +6,13 @@ The chosen runs and the figure are kept in the address (`?compare=RUN,RUN&figure
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from storage.evaluations.strategies import in_words
+from storage.home import Home
 from ui.charts.layout import AXES, Measure
 from ui.data.run import metric_names, with_verdicts
 from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
@@ -27,7 +27,7 @@ _MEASURES: dict[str, Measure] = {"held-out score": "score", "held-out exact matc
 _COMPARED, _FIGURE = "compare", "figure"  # in the address, and in the session, as changing pages empties it
 
 
-def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
+def show_comparison(home: Home, table: pd.DataFrame, filtered_by: str) -> None:
     """Let a person choose of the rows of `load_table`; `filtered_by` is the key of the choice among them."""
     st.subheader("Compare")
     scored = table.loc[table["score_now"].notna(), "run_id"].tolist()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -33,7 +32,7 @@ MOST_RUNS = 200  # number of runs in the table, newest first
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.DataFrame:
+def load_table(home: Home, archived: bool = True, checks: bool = True) -> pd.DataFrame:
     """Return the latest runs.
 
     Args:
@@ -46,20 +45,20 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
     NaN), purpose (the check that it is part of; empty for most), tags, note, archived, of (number of all such
     runs).
     """
-    with RunStore(Home(home)).reading() as connection:
+    with RunStore(home).reading() as connection:
         latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
     # By name, so that the files of all other runs stay closed.
-    with RunStore(Home(home)).reading(*latest) as connection:
+    with RunStore(home).reading(*latest) as connection:
         table = run_overview(connection, latest)
     facts = [
         _facts(json.loads(config), json.loads(environment))
         for config, environment in zip(table["config"], table["environment"], strict=True)
     ]
-    notes = RunStore(Home(home)).notes()
+    notes = RunStore(home).notes()
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
     return table.assign(
         **{name: [fact[name] for fact in facts] for name in _FACTS},
-        status=shown_statuses(Home(home), table),
+        status=shown_statuses(home, table),
         tags=[list(note.tags) for note in noted],
         note=[note.note for note in noted],
         archived=[note.archived for note in noted],
@@ -152,9 +151,9 @@ class Compared(NamedTuple):
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
-def load_compared(home: Path, run_ids: tuple[str, ...]) -> Compared:
+def load_compared(home: Home, run_ids: tuple[str, ...]) -> Compared:
     """Return the data of several runs."""
-    with RunStore(Home(home)).reading(*run_ids) as connection:
+    with RunStore(home).reading(*run_ids) as connection:
         arms = strategy_arms(connection, run_ids)
         return Compared(
             comparisons.score_courses(connection, run_ids),
@@ -164,9 +163,9 @@ def load_compared(home: Path, run_ids: tuple[str, ...]) -> Compared:
 
 
 @st.cache_data(ttl=60, max_entries=8, show_spinner=False)
-def load_pictures(home: Path, run_ids: tuple[str, ...], most: int) -> pd.DataFrame:
+def load_pictures(home: Home, run_ids: tuple[str, ...], most: int) -> pd.DataFrame:
     """Return the latest held-out pictures; see `storage.record.queries.images.latest_pictures`."""
-    with RunStore(Home(home)).reading(*run_ids) as connection:
+    with RunStore(home).reading(*run_ids) as connection:
         return images.latest_pictures(connection, run_ids, most)
 
 
@@ -183,10 +182,8 @@ def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFr
 
 def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
     """Return a score that every run has reached: the lowest of their best, rounded down to hundredths."""
-    best: dict[str, float] = {}
-    for run_id, value in zip(courses["run_id"].tolist(), courses[measure].tolist(), strict=True):
-        best[run_id] = max(value, best.get(run_id, 0.0))
-    return math.floor(100 * min(best.values()) + 1e-9) / 100 if best else 0.0
+    best: Any = courses.groupby("run_id")[measure].max()
+    return 0.0 if best.empty else max(0.0, math.floor(100 * float(best.min()) + 1e-9) / 100)
 
 
 def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, target: float) -> pd.DataFrame:
@@ -254,8 +251,10 @@ def paid_chart(table: pd.DataFrame) -> go.Figure:
         y=names, x=table["usd"], orientation="h",
         marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="$%{x:.4g}<extra></extra>",
     )  # fmt: skip
-    figure = as_bill(figure, "Cost so far", bool(table["modelled"].all())).update_layout(showlegend=False)
-    return figure.update_xaxes(rangemode="tozero").update_yaxes(autorange="reversed")
+    return as_bill(
+        figure, "Cost so far", bool(table["modelled"].all()), showlegend=False, xaxis_rangemode="tozero",
+        yaxis_autorange="reversed",
+    )  # fmt: skip
 
 
 def _named(run_id: str, modelled: bool) -> str:

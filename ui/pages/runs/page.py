@@ -78,7 +78,7 @@ def _show_table(table: pd.DataFrame) -> None:
     st.caption("A click on a run opens it.")
 
 
-def _show_notes(home: Path, table: pd.DataFrame) -> None:
+def _show_notes(home: Home, table: pd.DataFrame) -> None:
     with st.expander("Tag, note or archive", icon=":material/sell:"):
         chosen = st.multiselect("Runs", table["run_id"].tolist(), key="noted", placeholder="Choose runs")
         if refused := st.session_state.pop(_REFUSED, None):
@@ -104,8 +104,8 @@ def _show_notes(home: Path, table: pd.DataFrame) -> None:
                 _save(home, rows, tags, note, archived)
 
 
-def _save(home: Path, rows: pd.DataFrame, tags: str, note: str | None, archived: bool) -> None:
-    store, given = RunStore(Home(home)), tags.split(",")
+def _save(home: Home, rows: pd.DataFrame, tags: str, note: str | None, archived: bool) -> None:
+    store, given = RunStore(home), tags.split(",")
     try:
         for run_id, present in zip(rows.index, rows["tags"], strict=True):
             wanted = given if len(rows) == 1 else [*present, *given]
@@ -116,7 +116,7 @@ def _save(home: Path, rows: pd.DataFrame, tags: str, note: str | None, archived:
     st.rerun()
 
 
-def _show_runs(home: Path) -> None:
+def _show_runs(home: Home) -> None:
     archived, checks = (bool(st.session_state.get(name)) for name in (_ARCHIVED, _CHECKS))
     table = load_table(home, archived=archived, checks=checks)
     if table.empty:  # a home of checks alone, as after `spotlight what-if --record`

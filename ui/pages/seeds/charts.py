@@ -104,11 +104,11 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
         x=[low, high], y=[low, high], name="no change", mode="lines", hoverinfo="skip",
         line={"color": REFERENCE_COLOUR, "width": 1.5, "dash": "dash"},
     )  # fmt: skip
-    figure = laid_out(figure, "Same seed, older and newer weights", "Score of the stale draft", "Fresh score")
-    margin = 0.1 * (high - low)
-    figure.update_layout(hovermode="closest", legend_itemsizing="constant")
-    figure.update_xaxes(range=[low - margin, high + margin])
-    return figure.update_yaxes(range=[low - margin, high + margin])
+    ends = [low - 0.1 * (high - low), high + 0.1 * (high - low)]
+    return laid_out(
+        figure, "Same seed, older and newer weights", "Score of the stale draft", "Fresh score",
+        hovermode="closest", legend_itemsizing="constant", xaxis_range=ends, yaxis_range=ends,
+    )  # fmt: skip
 
 
 def rank_chart(view: RunView, least: float | None) -> go.Figure:
@@ -119,10 +119,11 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
     _add_course(figure, view, "spearman", "Spearman", SCORE_COLOUR, 3)
     if least is not None:
         add_level(figure, least, f"alarm below {least:g}")
-    figure = laid_out(figure, "Do older weights rank seeds well?", "Iteration", "Rank correlation, share")
-    values = np.concatenate([view.metric(name) for name in ("spearman", "kendall", "kept_overlap")])
-    lowest = min([0.0, *values[np.isfinite(values)]])
-    return figure.update_yaxes(range=[1.1 * lowest, 1.04])
+    lowest = min([0.0, *(x for name in ("spearman", "kendall", "kept_overlap") for x in view.measured(name))])
+    return laid_out(
+        figure, "Do older weights rank seeds well?", "Iteration", "Rank correlation, share",
+        yaxis_range=[1.1 * lowest, 1.04],
+    )  # fmt: skip
 
 
 def spread_chart(view: RunView) -> go.Figure:
@@ -131,9 +132,8 @@ def spread_chart(view: RunView) -> go.Figure:
     _add_course(figure, view, "spread_random", "random", SAMPLES_COLOUR, 2)
     _add_course(figure, view, "spread_kept", "kept (drafts)", DRAFT_COLOUR, 1.5, line_dash="dot")
     _add_course(figure, view, "spread_rollout", "kept (rollout)", SCORE_COLOUR, 3)
-    title = "Variance of a prompt group's scores"
-    figure = laid_out(figure, "Variance before and after the choice", "Iteration", title)
-    return figure.update_yaxes(rangemode="tozero")
+    heading, left = "Variance before and after the choice", "Variance of a prompt group's scores"
+    return laid_out(figure, heading, "Iteration", left, yaxis_rangemode="tozero")
 
 
 def draft_map(drafts: pd.DataFrame, verdicts: bool = True) -> go.Figure | None:
@@ -167,14 +167,15 @@ def draft_map(drafts: pd.DataFrame, verdicts: bool = True) -> go.Figure | None:
             hovertemplate=f"%{{text}}<br>iteration %{{x}}: %{{z}} drafts{succeed}<extra></extra>",
         )
     )  # fmt: skip
-    figure = laid_out(figure, "Drafts by prompt", "Iteration", "")
-    figure.update_xaxes(showgrid=False)
-    figure.update_layout(hovermode="closest", height=140 + 20 * max(10, len(rows)))
-    return figure.update_yaxes(
-        showgrid=False, type="category", autorange="reversed",
-        tickmode="array", tickvals=[str(row) for row in rows],
-        ticktext=[chart_text(text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…")
-                  for text in (f"#{row} {prompts[row]}" for row in rows)],
+    labels = [f"#{row} {prompts[row]}" for row in rows]
+    short = [text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…" for text in labels]
+    return laid_out(
+        figure, "Drafts by prompt", "Iteration", "", hovermode="closest",
+        height=140 + 20 * max(10, len(rows)), xaxis_showgrid=False,
+        yaxis={
+            "showgrid": False, "type": "category", "autorange": "reversed", "tickmode": "array",
+            "tickvals": [str(row) for row in rows], "ticktext": [*map(chart_text, short)],
+        },
     )  # fmt: skip
 
 
@@ -192,15 +193,15 @@ def success_chart(drafts: pd.DataFrame) -> go.Figure:
         hovertemplate="%{customdata[0]}<br>%{x:.0%} of its drafts succeed, %{y:.1f} drafts in each of "
         "%{customdata[1]} iterations<extra></extra>",
     )  # fmt: skip
-    figure = laid_out(figure, "Drafts against success", "Drafts that succeed (share)", "Drafts an iteration")
-    figure.update_layout(hovermode="closest")
-    figure.update_xaxes(range=[-0.04, 1.04], tickformat=".0%")
-    return figure.update_yaxes(rangemode="tozero")
+    return laid_out(
+        figure, "Drafts against success", "Drafts that succeed (share)", "Drafts an iteration",
+        hovermode="closest", xaxis_range=[-0.04, 1.04], xaxis_tickformat=".0%", yaxis_rangemode="tozero",
+    )  # fmt: skip
 
 
 def _add_course(
     figure: go.Figure, view: RunView, name: str, title: str, colour: str, width: float, **more: str
 ) -> None:
-    values = view.metric(name)
-    if np.isfinite(values).any():
-        add_line(figure, view.metrics["iteration"], values, title, colour, width, connectgaps=True, **more)
+    if view.measured(name).size:
+        x, y = view.metrics["iteration"], view.metric(name)
+        add_line(figure, x, y, title, colour, width, connectgaps=True, **more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -65,7 +64,7 @@ def _show_seed_verdict(view: RunView) -> None:
         value, how = ratio
         gain = f"ept groups have {value:.1f}x the variance of random ones."
         gain = f"By their drafts, k{gain}" if how == "by drafts" else f"K{gain}"
-    ranks = _recent(view.metric("spearman"), _RECENT)
+    ranks = view.measured("spearman", _RECENT)
     if not ranks.size and _trained_on_drafts(view):
         st.info(
             "**Trained on its drafts**: they were not rolled out again, so no newer scores tell how well the "
@@ -93,11 +92,11 @@ def _show_seed_verdict(view: RunView) -> None:
 
 
 def _trained_on_drafts(view: RunView) -> bool:
-    return bool(_recent(view.metric("off_policy_samples")).any())
+    return bool(view.measured("off_policy_samples").any())
 
 
 def _show_seed_figures(view: RunView) -> None:
-    drafts, unexplored = (_recent(view.metric(name)) for name in ("drafts", "prompts_unexplored"))
+    drafts, unexplored = view.measured("drafts"), view.measured("prompts_unexplored")
     value, how = _spread_ratio(view) or (None, None)
     show_tiles(
         ("Drafts", f"{drafts.sum():,.0f}" if drafts.size else "-",
@@ -117,13 +116,8 @@ def _show_seed_figures(view: RunView) -> None:
     )  # fmt: skip
 
 
-def _recent(values: np.ndarray, count: int = 0) -> np.ndarray:
-    """Return the last `count` values that were measured; 0 for all."""
-    return values[np.isfinite(values)][-count:]
-
-
 def _latest_and_median(view: RunView, name: str, as_text: Callable[[float], str]) -> tuple[str, str | None]:
-    values = _recent(view.metric(name))
+    values = view.measured(name)
     latest = as_text(float(values[-1])) if values.size else "-"
     return latest, f"{as_text(float(np.median(values)))} median" if values.size > 1 else None
 
@@ -134,8 +128,8 @@ def _spread_ratio(view: RunView) -> tuple[float, str] | None:
     return gain and (gain.ratio, "as rolled out" if gain.rolled_out else "by drafts")
 
 
-def _show_seeds(home: Path, view: RunView) -> None:
-    seeds = load(charts.read_seeds, home, view)
+def _show_seeds(view: RunView) -> None:
+    seeds = load(charts.read_seeds, view)
     has_drafts = bool((seeds.drafts["drafts"] > 0).any())
     if view.simulated is not None:
         st.info("A simulated run has no drafts and no scores of seeds to show.", icon=":material/grain:")
@@ -157,17 +151,17 @@ def _show_seeds(home: Path, view: RunView) -> None:
         st.subheader("Stale against fresh")
         left, right = st.columns(2)
         with left:
-            _show_pairs(home, view, seeds)
+            _show_pairs(view, seeds)
         right.plotly_chart(charts.rank_chart(view, view.least_spearman), key="ranks", config=PLOT_SETTINGS)
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
-    _show_pictures(home, view, seeds)
+    _show_pictures(view, seeds)
     offer_downloads(
         view.row.run_id, {"drafts by prompt": seeds.drafts, "figures of each iteration": view.metrics}
     )
 
 
-def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
+def _show_pairs(view: RunView, seeds: SeedsView) -> None:
     if seeds.pairs.empty:
         st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
         return
@@ -179,7 +173,7 @@ def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
         first, until = st.slider("Iterations", 1, last, (1, last), key="pair_iterations")
     pairs, iterations = seeds.pairs, seeds.iterations
     if (first, until) != (1, last):
-        pairs, iterations = load(charts.read_pairs, home, view, first, until)
+        pairs, iterations = load(charts.read_pairs, view, first, until)
     if pairs.empty:
         above.caption("No seed of these iterations has both a stale and a fresh score.")
         return
@@ -214,7 +208,7 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
         st.caption(f"Drafts of {looked_at} of {len(view.metrics):,} iterations, evenly spread.")
 
 
-def _show_pictures(home: Path, view: RunView, seeds: SeedsView) -> None:
+def _show_pictures(view: RunView, seeds: SeedsView) -> None:
     if seeds.prompts.empty:
         st.caption("Pictures appear with the first iteration.")
         return
@@ -225,7 +219,7 @@ def _show_pictures(home: Path, view: RunView, seeds: SeedsView) -> None:
     )  # fmt: skip
     assert prompt_id is not None, "a select box with options and an index has a choice"
     until = newest[prompt_id]["iteration"]
-    images = load(best_and_worst, home, view, prompt_id, _PICTURED_ITERATIONS, until=until)
+    images = load(best_and_worst, view, prompt_id, _PICTURED_ITERATIONS, until=until)
     st.html(best_and_worst_html(with_verdicts(images, view.gives_verdict)))
 
 

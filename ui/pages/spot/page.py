@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import streamlit as st
 
@@ -119,15 +117,15 @@ def _read_spot(
     )
 
 
-def _show_spot(home: Path, view: RunView) -> None:
-    iterations, ledger, utilisation, decisions = load(_read_spot, home, view)
+def _show_spot(view: RunView) -> None:
+    iterations, ledger, utilisation, decisions = load(_read_spot, view)
     if not iterations:
         st.info("The first figures come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
     _show_imbalance(ledger)
     _show_spot_verdict(ledger, view.is_modelled)
     _show_spot_figures(ledger)
-    _show_course(home, view, iterations)
+    _show_course(view, iterations)
     _show_use(utilisation)
     _show_decisions(decisions)
     st.subheader("Lost devices")
@@ -139,10 +137,10 @@ def _show_spot(home: Path, view: RunView) -> None:
     )
 
 
-def _show_course(home: Path, view: RunView, iterations: list[int]) -> None:
+def _show_course(view: RunView, iterations: list[int]) -> None:
     st.subheader("Time line")
     first, last = _chosen_iterations(view, iterations)
-    course = load(read_course, home, view, first, last)
+    course = load(read_course, view, first, last)
     if course.intervals.empty:
         st.caption("Nothing is recorded of these iterations.")
         return

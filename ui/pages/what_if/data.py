@@ -56,10 +56,8 @@ class TimeLine:
 
     def by_state(self) -> pd.DataFrame:
         """Return paid device time and dollars; columns market, state, device_s, usd."""
-        spent = self.intervals.assign(device_s=self.intervals["ended_at"] - self.intervals["started_at"])
-        return spent.pivot_table(
-            index=["market", "state"], values=["device_s", "usd"], aggfunc="sum"
-        ).reset_index()
+        spent: Any = self.intervals.assign(device_s=self.intervals["ended_at"] - self.intervals["started_at"])
+        return spent.groupby(["market", "state"], as_index=False)[["device_s", "usd"]].sum()
 
     def utilisation(self) -> pd.DataFrame:
         """Return the shares of each market's paid time by state, as the query of recorded runs does.
@@ -249,10 +247,10 @@ def policy_chart(policies: Sequence[Mapping[str, Any]]) -> go.Figure:
             error_x=_interval(time, unit_s), error_y=_interval(dollars),
             hovertemplate=f"{row['policy']}: %{{x:.3g}} {unit}, $%{{y:,.4g}}<extra></extra>",
         )  # fmt: skip
-    figure = laid_out(figure, "Dollars and time by policy", f"Time ({unit})", "US dollars")
-    figure.update_xaxes(rangemode="tozero")
-    figure.update_yaxes(rangemode="tozero", tickprefix="$")
-    return marked(figure.update_layout(hovermode="closest"))
+    return laid_out(
+        figure, f"Dollars and time by policy {SIMULATED}", f"Time ({unit})", "US dollars",
+        hovermode="closest", xaxis_rangemode="tozero", yaxis_rangemode="tozero", yaxis_tickprefix="$",
+    )  # fmt: skip
 
 
 def marked(figure: go.Figure) -> go.Figure:

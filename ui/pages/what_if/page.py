@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -37,7 +36,7 @@ def _show() -> None:
         "What a run would take and cost on a fleet, by policy, before anything is rented. Every figure on "
         "this page is simulated; `spotlight what-if` gives the same. A link to the page keeps your values."
     )
-    home = Home.from_environment().path
+    home = Home.from_environment()
     try:
         question, pressed = _show_form(_profiles(home))
         # A link to an answer gives it at once, in a new session.
@@ -74,7 +73,7 @@ def _bar() -> Iterator[OnStep]:
         bar.empty()
 
 
-def _profiles(home: Path) -> list[str]:
+def _profiles(home: Home) -> list[str]:
     """Return GPUs, the profiles that ship with the project, then recorded runs, the newest first."""
     carried = [*GPUS, *sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))]
     try:
@@ -84,7 +83,7 @@ def _profiles(home: Path) -> list[str]:
     return [*carried, *overview["run_id"].tolist()] if not overview.empty else carried
 
 
-def _show_answer(asked: data.Asked, home: Path) -> None:
+def _show_answer(asked: data.Asked, home: Home) -> None:
     st.success(markdown_text(asked.answer["answer"]), icon=":material/star:")
     if counted := asked.answer.get("counted_in_words"):
         st.warning(markdown_text(counted), icon=":material/straighten:")
@@ -150,7 +149,7 @@ def _show_milestones(asked: data.Asked) -> None:
     )
 
 
-def _show_time_line(asked: data.Asked, line: data.TimeLine, home: Path) -> None:
+def _show_time_line(asked: data.Asked, line: data.TimeLine, home: Home) -> None:
     names = [row["policy"] for row in asked.policies]
     chosen = st.selectbox("Policy", names, index=names.index(line.policy)) or line.policy
     if chosen != line.policy:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, RuntimeFailure
-from storage.home import HOME_VARIABLE
+from storage.home import HOME_VARIABLE, Home
 from storage.processes import python_command
 
 GPUS = ("H100", "H200", "A100", "RTX4090")  # those whose times the command counts
@@ -77,7 +77,7 @@ def trace_names() -> list[str]:
     return sorted(path.stem for path in _TRACES.glob("*.csv"))
 
 
-def ask(question: Question, home: Path, on_step: OnStep, policy: str = "") -> tuple[dict[str, Any], str]:
+def ask(question: Question, home: Home, on_step: OnStep, policy: str = "") -> tuple[dict[str, Any], str]:
     """Return the command's JSON object, and a policy's run in the first future as a Chrome trace.
 
     A goal in hours has no such run: the text is empty.
@@ -102,14 +102,14 @@ def ask(question: Question, home: Path, on_step: OnStep, policy: str = "") -> tu
         return answer, drawn.read_text("utf-8") if drawn.exists() else ""
 
 
-def _run(options: list[str], home: Path, on_step: OnStep) -> dict[str, Any]:
+def _run(options: list[str], home: Home, on_step: OnStep) -> dict[str, Any]:
     """Return the JSON object with which a process of the command answers; its last arguments as for `ask`."""
     command = python_command("-m", "flows.cli.command_line", "what-if", *options, "--json", "--progress")
     said, ends_at_s = [], time.monotonic() + _LIMIT_S
     with (
         tempfile.TemporaryFile() as answered,
         subprocess.Popen(
-            command, cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home)},
+            command, cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home.path)},
             stdin=subprocess.DEVNULL, stdout=answered, stderr=subprocess.PIPE,
             text=True, encoding="utf-8", errors="replace",
         ) as process,

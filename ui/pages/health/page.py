@@ -22,7 +22,12 @@ def _show_health(view: RunView) -> None:
     findings = findings_of(Evidence(view, load(read_ledger, view), quality))
     levels = by_level(findings)
     serious = {level: levels.get(level, []) for level in ("problem", "warning")}
-    _show_verdict({level: len(listed) for level, listed in serious.items()}, len(findings))
+    counts = [f"{len(of)} {level}{'s' * (len(of) > 1)}" for level, of in serious.items() if of]
+    if counts:
+        others = len(findings) - sum(map(len, serious.values()))
+        st.markdown(f"**{', '.join(counts)}**, {others} other checks.")
+    else:
+        st.success(f"**No problems**, by {len(findings)} checks.", icon=":material/check_circle:")
     for level, box, icon in (("problem", st.error, "report"), ("warning", st.warning, "visibility")):
         for finding in serious[level]:
             text = plain_markdown(f"{finding.text} {finding.advice}".strip())  # it may quote an error
@@ -39,15 +44,6 @@ def _show_health(view: RunView) -> None:
     rows = [(found.level, found.title, found.text, found.advice) for found in findings]
     table = pd.DataFrame(rows, columns=["level", "rule", "found", "advice"])
     offer_downloads(view.row.run_id, {"findings": table})
-
-
-def _show_verdict(counts: dict[str, int], rules: int) -> None:
-    others = rules - sum(counts.values())
-    if others == rules:
-        st.success(f"**No problems**, by {rules} checks.", icon=":material/check_circle:")
-        return
-    parts = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
-    st.markdown(f"**{', '.join(parts)}**, {others} other checks.")
 
 
 show_page(_show_health)

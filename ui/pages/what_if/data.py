@@ -10,14 +10,13 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui.charts.devices import MOST_INTERVALS, DeviceCourse
+from ui.charts.devices import MOST_BARS, MOST_INTERVALS, DeviceCourse
 from ui.charts.layout import laid_out
 from ui.elements.formatting import SIMULATED, percent, short_duration, time_unit, usd
 from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 from ui.pages.what_if.question import Question
 
 _US_PER_S = 1e6
-_MOST_BARS = 100  # of a market's use
 _INTERVALS = ["worker", "market", "state", "phase", "iteration", "started_at", "ended_at", "usd", "of"]
 _EVENTS = ["worker", "market", "kind", "happened_at", "detail"]
 
@@ -65,7 +64,7 @@ class TimeLine:
         Evaluations are left out; neighbouring iterations are added up where there are many.
         """
         done = self.intervals.loc[self.intervals["phase"] == "iteration"]
-        together = max(1, -(-len(self.ends) // _MOST_BARS))
+        together = max(1, -(-len(self.ends) // MOST_BARS))
         first = (done["iteration"] - 1) // together * together + 1
         spent = done.assign(first=first, device_s=done["ended_at"] - done["started_at"])
         sums = spent.groupby(["market", "first", "state"], as_index=False)["device_s"].sum()
@@ -100,29 +99,24 @@ class Asked:
 def read_time_line(policy: str, text: str) -> TimeLine:
     """Return a Chrome trace that `spotlight what-if --timeline` wrote, as frames."""
     events = json.loads(text)["traceEvents"]
-    tracks, markets = {}, {}
-    for event in events:
-        if event["name"] == "thread_name":
-            tracks[event["pid"], event["tid"]] = event["args"]["name"]
-        elif event["name"] == "process_name":
-            markets[event["pid"]] = event["args"]["name"].split()[1]
-    intervals, happened, ends = [], [], []
-    for event in events:
-        track = event["pid"], event["tid"]
-        if event.get("cat") == "device":
-            began, ended = event["ts"] / _US_PER_S, (event["ts"] + event["dur"]) / _US_PER_S
-            args = event["args"]
-            intervals.append(
-                (
-                    tracks[track], markets[event["pid"]], event["name"], args["phase"], args["iteration"],
-                    began, ended, args["usd"], 0,
-                )
-            )  # fmt: skip
-        elif event.get("cat") == "happened":
-            at_s = event["ts"] / _US_PER_S
-            happened.append((tracks[track], markets[event["pid"]], event["name"], at_s, ""))
-        elif event.get("cat") == "run" and event["name"].startswith("iteration"):
-            ends.append((event["args"]["iteration"], (event["ts"] + event["dur"]) / _US_PER_S))
+    tracks = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    markets = {one["pid"]: one["args"]["name"].split()[1] for one in events if one["name"] == "process_name"}
+    intervals = [
+        (
+            tracks[one["pid"], one["tid"]], markets[one["pid"]], one["name"], one["args"]["phase"],
+            one["args"]["iteration"], one["ts"] / _US_PER_S, (one["ts"] + one["dur"]) / _US_PER_S,
+            one["args"]["usd"], 0,
+        )
+        for one in events if one.get("cat") == "device"
+    ]  # fmt: skip
+    happened = [
+        (tracks[one["pid"], one["tid"]], markets[one["pid"]], one["name"], one["ts"] / _US_PER_S, "")
+        for one in events if one.get("cat") == "happened"
+    ]  # fmt: skip
+    ends = [
+        (one["args"]["iteration"], (one["ts"] + one["dur"]) / _US_PER_S)
+        for one in events if one.get("cat") == "run" and one["name"].startswith("iteration")
+    ]  # fmt: skip
     return TimeLine(
         policy,
         text,

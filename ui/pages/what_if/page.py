@@ -80,7 +80,7 @@ def _profiles(home: Home) -> list[str]:
         overview = load_overview(home)
     except StorageError:
         return carried
-    return [*carried, *overview["run_id"].tolist()] if not overview.empty else carried
+    return [*carried, *overview["run_id"].tolist()]
 
 
 def _show_answer(asked: data.Asked, home: Home) -> None:

@@ -251,8 +251,7 @@ def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(
 ):
     from flows.process import cancellation, stopping
 
-    def press_cancel(_: str, cancelled: threading.Event, over: threading.Event) -> None:
-        cancelled.set()
+    def press_cancel(_: str, over: threading.Event) -> None:
         stopping.stop_this_process("cancelled in the Prefect UI")
 
     monkeypatch.setattr(cancellation, "_watch", press_cancel)
@@ -263,7 +262,7 @@ def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(
     ):
         time.sleep(60)
     assert capsys.readouterr().out == "Stopped after iteration 3.\n"
-    monkeypatch.setattr(cancellation, "_watch", lambda name, cancelled, over: None)
+    monkeypatch.setattr(cancellation, "_watch", lambda name, over: None)
     with (
         pytest.raises(SystemExit, match="143"),
         stopping.stops_in_order("Stopped."),

@@ -104,7 +104,7 @@ class PhaseUnderWay(ABC):
             worker.batch = args[2][0]
             commit = self._scheduler.committed(worker.batch)
             assert commit is not None, "it was just leased"
-            worker.step = commit[0]
+            worker.step, _ = commit
         times = self._times_of(worker)
         since = worker.calls[-1].end.at if worker.calls else self._loop.now
         begun = worker.step

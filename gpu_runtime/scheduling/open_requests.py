@@ -12,6 +12,7 @@ No clock, no Ray, no torch. Invariants:
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class _VersionQueue(Generic[RequestT]):
         # (minus committed steps, serial, all steps, lane): the furthest first. Lanes that have run
         # empty meanwhile are thrown away when they come up.
         self._begun: list[tuple[int, int, int, _Lane[RequestT]]] = []
-        self._serial = 0
+        self._serials = itertools.count()
 
     def add(self, progress: Progress[RequestT], first: bool) -> None:
         key = (progress.item.steps, progress.step)
@@ -74,8 +75,7 @@ class _VersionQueue(Generic[RequestT]):
         if lane is None:
             lane = self.lanes[key] = OrderedDict()
             if progress.step:
-                self._serial += 1
-                heapq.heappush(self._begun, (-progress.step, self._serial, progress.item.steps, lane))
+                heapq.heappush(self._begun, (-progress.step, next(self._serials), progress.item.steps, lane))
             else:
                 self._fresh[key] = None
         lane[progress] = None

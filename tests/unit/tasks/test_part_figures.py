@@ -50,6 +50,7 @@ def test_an_evaluation_s_parts_go_to_readers(
     evaluation = Evaluation(samples, [*scores, alone], 1, [*figures, {"grain": 1.0}])
     paid = StateInterval("reserved-0", "reserved", "rollout", 0.0, 1.0, 3600.0)
     record = evaluation_record(session, evaluation, 0, 0.0, 1.0, Collected(intervals=[paid]))
+    assert (record.iteration, record.policy_version, record.started_at, record.ended_at) == (0, 1, 0.0, 1.0)
     assert record_evaluation.fn(session, record) is None
     assert len(record.images) == len(scores) + 1
     assert record.images[0].figures == {"grain": 0.01} | part_figures(scores[0])

@@ -151,6 +151,14 @@ def test_a_device_with_nothing_left_to_roll_out_drafts_and_the_trainer_does_not(
     assert stage.values.items() <= alone().items()
 
 
+def test_no_draft_is_planned_before_a_device_that_may_make_it_is_there():
+    stage = Stage(names=(TRAINER, ONE), drafts=BATCH)
+    stage.fleet.withdraw(ONE)
+    stage.fleet.newcomers = [Future()]
+    stage.roll_out()
+    assert len(stage.source.left) == BATCH
+
+
 def test_a_draft_under_way_at_the_rollout_s_end_goes_on_where_it_is():
     stage = drafting_at_the_end(drafts=BATCH)
     assert stage.loop.busy(TWO) and stage.values == {}

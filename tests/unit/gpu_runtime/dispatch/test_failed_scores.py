@@ -96,7 +96,7 @@ def test_where_every_group_has_a_failed_image_the_run_ends():
         training_samples(SAMPLES, scores, tiny_config().algorithm, "graded")
 
 
-def record_of(scores: list[Score]) -> Any:
+def record_of(scores: list[Score], **pairs: float) -> Any:
     """The record of an iteration with these scores."""
     config = tiny_config()
     advantages, _ = training_samples(SAMPLES, scores, config.algorithm, "graded")
@@ -105,8 +105,8 @@ def record_of(scores: list[Score]) -> Any:
     explorer = SimpleNamespace(state=dict)
     runtime = SimpleNamespace(counters=Counters(), train_prompts=[], explorer=explorer)
     session: Any = SimpleNamespace(run_id="r", config=config, runtime=runtime, take_seconds=dict)
-    trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0), advantages, 1)
-    return iteration_record(session, rolled, scores, trained, SeedReview(), 0.0, 1.0, Collected())
+    trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0, **pairs), advantages, 1)
+    return iteration_record(session, rolled, scores, trained, SeedReview(), 10.0, 11.0, Collected())
 
 
 def test_an_iterations_record_counts_them_and_has_them_in_no_mean():
@@ -114,9 +114,15 @@ def test_an_iterations_record_counts_them_and_has_them_in_no_mean():
     assert record.metrics["reward_mean"] == pytest.approx((1 + 0 + 1 + 0.5 + 1) / 5)
     assert record.metrics["exact_share"] == pytest.approx(3 / 5)
     assert (record.metrics["scorer_errors"], record.metrics["groups_failed"]) == (1, 1)
+    assert record.metrics["iteration_s"] == 1.0 and "pair_margin" not in record.metrics
+    assert (
+        record_of(SCORES, pair_accuracy=0.5).metrics.items()
+        >= {"pair_accuracy": 0.5, "pair_margin": 0.0}.items()
+    )
     assert [row.advantage is None for row in record.samples] == [False, False, True, True, False, False]
     failed, other = record.samples[2:4]
     assert (failed.error, failed.seed_rank, other.seed_rank) == ("OSError: gone", 1, 0)
+    assert [row.seed_rank for row in record.samples] == [0, 1, 1, 0, 1, 0]
     assert {(image.prompt_id, image.seed_index) for image in record.sample_images} >= {(0, 0), (0, 1), (1, 1)}
     assert (1, 0) not in {(image.prompt_id, image.seed_index) for image in record.sample_images}
 

@@ -18,6 +18,7 @@ from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.scheduling import pull_scheduler
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history import read_history
 from storage.errors import RuntimeFailure
 from tests.fake_generators import FakeGenerator, FakeGeneratorFleet
@@ -186,7 +187,7 @@ def test_the_device_that_has_been_silent_longest_is_given_up_first():
     script.hung |= {TRAINER, ONE, TWO}
 
     def answer_once_and_late() -> None:
-        script.now = 0.5 * LEASE_S
+        script.now = LEASE_S - 0.5
         script.end(TRAINER)
 
     script.before[0] = answer_once_and_late
@@ -252,10 +253,16 @@ def test_late_samples_are_dropped_where_another_was_faster(tmp_path: Path):
 def test_a_notice_cuts_the_chunk_and_no_step_is_done_again(tmp_path: Path, looks: int):
     """A device looks before its first step and after each one."""
     stage = Stage(commit_steps=STEPS, folder=tmp_path)
-    stage.actor(ONE).notice_at = lambda look: NOTICE if look >= looks else None
+
+    def notice_at(look: int) -> Notice | None:
+        stage.script.now += 1.0
+        return NOTICE if look >= looks else None
+
+    stage.actor(ONE).notice_at = notice_at
     delivered = stage.run()
     assert_all_there(delivered)
     assert stage.fleet.events == [(ONE, "notice")]
+    assert {device.name: device.step_s for device in stage.fleet.devices}[ONE] is None
     assert stage.resumed_at() == ([looks - 1] * BATCH if looks > 1 else [])
     assert (stage.loop.counters.returned, stage.loop.counters.redone_steps) == (BATCH, 0)
     assert ONE not in {d.worker for d in delivered}

@@ -140,16 +140,21 @@ def test_one_that_hangs_is_killed_where_nothing_else_is_left_to_wait_for():
     script = Script(trainer_first)
     stage = dispatcher(script)
     hangs = Parts(script, 1)
-    take = hangs.take
+    take, kill, killed = hangs.take, stage.fleet.kill_hung_worker, []
+
+    def kill_noted(device: Device, reason: str) -> None:
+        killed.append((device.name, script.now))
+        kill(device, reason)
 
     def take_and_hang(devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
         taken = take(devices)
         if taken:
-            script.hung.add(TRAINER)
-            stage.fleet.actors[ONE].dead = True
+            script.hung |= {TRAINER, ONE}
         return taken
 
     hangs.take = take_and_hang  # type: ignore[method-assign]
+    stage.fleet.kill_hung_worker = kill_noted
     with pytest.raises(RuntimeFailure, match="trainer's process is gone"):
         stage.loop.run(stage.fleet, stage.phase, None, hangs)
-    assert stage.fleet.events == [(ONE, "lost"), (TRAINER, "hung"), (TRAINER, "lost")]
+    limit_s = tiny_config(runtime={"lease_s": LEASE_S}).runtime.trainer_limit_s
+    assert killed == [(ONE, LEASE_S), (TRAINER, limit_s)]

@@ -242,9 +242,10 @@ def test_a_draft_goes_on_elsewhere_from_its_last_commit(fate: str):
         stage.drafter(0).notice_from_chunk = 1
     else:
         script.before[2] = lambda: script.dying.add("spot-0")
-    stage.run()
+    made = stage.run()
     gone_on = [item for work in stage.drafter(1).begun for item in work if isinstance(item, SampleState)]
     assert [item.step for item in gone_on] == [2] * BATCH
+    assert made.full_drafts == (len(stage.drafter(1).begun) - 0.5) * BATCH, "half of one was done before"
     assert {item.request for item in gone_on} == {request_of(item) for item in stage.drafter(0).begun[0]}
     assert stage.dispatcher.counters.redone_steps == (0 if fate == "notice" else 2 * BATCH)
     assert choice(stage) == choice(undisturbed())

@@ -84,11 +84,13 @@ def paired_interval(was: Reference, now: Reference) -> tuple[Estimate | None, in
     None if fewer than two prompts have pairs: a single one has no spread.
     """
     both = was.scores.keys() & now.scores.keys()
-    last = max(both, default=0)
-    then = {(one.prompt_id, one.seed_index): one.score for one in was.scores[last]} if both else {}
+    if not both:
+        return None, 0
+    last = max(both)
+    then = {(one.prompt_id, one.seed_index): one.score for one in was.scores[last]}
     texts = now.prompts.get("evaluate", {})
     of_prompt: defaultdict[str | int, list[float]] = defaultdict(list)  # rows of the same text are one prompt
-    for one in now.scores.get(last, ()):
+    for one in now.scores[last]:
         if (one.prompt_id, one.seed_index) in then:
             gap = one.score - then[one.prompt_id, one.seed_index]
             of_prompt[texts.get(one.prompt_id, one.prompt_id)].append(gap)

@@ -148,14 +148,12 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
     values["train_sample_s"] += list(work["train_device_s"] / work["samples"])
     if opening is not None:
         values["opening_s"].append(opening)
-    loads = [float(value) for value in changes[changes["state"] == "load"]["lasted_s"]]
-    values["weights_s"] += loads
-    values["regroup_s"] += [float(value) for value in changes[changes["state"] == "regroup"]["lasted_s"]]
-    degree = max(steps)
-    waits_s = statistics.median(loads) if loads else 0.0
-    if degree > 1 and values["regroup_s"]:
-        waits_s += statistics.median(values["regroup_s"])
-    values["score_s"] += _score_s(work, size, config.runtime.scorer_workers, waits_s, degree)
+    waits_s = 0.0
+    for name, state in (("weights_s", "load"), ("regroup_s", "regroup")):
+        if lasted_s := [float(value) for value in changes[changes["state"] == state]["lasted_s"]]:
+            values[name] += lasted_s
+            waits_s += statistics.median(lasted_s)
+    values["score_s"] += _score_s(work, size, config.runtime.scorer_workers, waits_s, max(steps))
     before_rollout = strategy_of(config.exploration).drafts_before_rollout
     values["driver_s"] += _driver_s(work, before_rollout, config.runtime.trainer_workers)
     if (shared := config.sequence_parallel.evaluate) == AUTO:

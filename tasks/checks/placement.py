@@ -74,7 +74,7 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
     on_gpus = device_of(config.model).type == "cuda"
     gpus = torch.cuda.device_count() if on_gpus else 0
     scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
-    seen: dict[Market, int] = {"reserved": math.floor(gpus - scorers) if gpus else 1, "spot": 0}
+    seen: dict[Market, int] = {"reserved": math.floor(gpus - scorers) if gpus else 1}
     counts = worker_counts(config.runtime, seen, apart=False)
     if gpus:  # processes that stand for devices share the processor
         _refuse_too_few(config.runtime.reserved_trainers, seen)

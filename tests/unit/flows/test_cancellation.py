@@ -26,7 +26,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tasks.iteration.session import Session, status_after
+from tasks.iteration.session import CANCELLED_FLUSH_S, Session, status_after
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -139,8 +139,12 @@ def session(tmp_path: Path) -> Session:
     """The session of a run without devices."""
     nothing: Any = None
     store = RunStore(Home(tmp_path).ensure())
-    readers: Any = SimpleNamespace(finish=lambda status, wait_s: None)
-    return Session("r", RunConfig(), nothing, store, nothing, readers, ExitStack())
+    readers: Any = SimpleNamespace(
+        ends=[], finish=lambda status, wait_s: readers.ends.append((status, wait_s))
+    )
+    opened = ExitStack()
+    opened.callback(lambda: readers.ends.append("devices"))
+    return Session("r", RunConfig(), nothing, store, nothing, readers, opened)
 
 
 def test_a_phase_is_announced_before_it_begins(session: Session):
@@ -152,6 +156,7 @@ def test_a_phase_is_announced_before_it_begins(session: Session):
         done.append("waited")
     assert done == ["rollout", "samples", "waited"]
     assert list(session.seconds) == ["rollout", "explore_wait"]
+    assert all(0 <= seconds < 60 for seconds in session.seconds.values())
 
 
 def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(session: Session):
@@ -159,5 +164,7 @@ def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(session: Sessio
     with pytest.raises(OSError), session.timed("explore"):
         raise OSError("a failure")
     session.__exit__(Stopped, Stopped(signal.SIGTERM, "stopped"))
+    readers: Any = session.readers
+    assert readers.ends == ["devices", ("cancelled", CANCELLED_FLUSH_S)], "in this order"
     with pytest.raises(TerminationSignal), session.timed("explore"):
         raise OSError("the worker is gone")

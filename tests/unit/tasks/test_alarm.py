@@ -86,7 +86,12 @@ class Run:
 def test_warn_is_one_event_until_an_evaluation_is_sound_again(tmp_path: Path):
     run = Run(tmp_path, "warn")
     distances = {10: HACKED, 20: HACKED, 30: SOUND, 40: HACKED}
-    said = [run.evaluate(iteration, distance).message for iteration, distance in distances.items()]
+    said: list[str | None] = []
+    for iteration, distance in distances.items():
+        again = run.opened(iteration + 1)
+        said.append(run.evaluate(iteration, distance).message)
+        take_up(again)
+        assert answer(again, iteration).message == said[-1], "the same after a kill"
     assert [message is not None for message in said] == [True, False, False, True]
     events = run.events()
     assert [kind for kind, _ in events] == ["hacking", "hacking"]
@@ -109,16 +114,16 @@ def test_each_alarm_doubles_the_kl(tmp_path: Path):
 
 def test_a_run_that_is_resumed_has_the_kl_of_the_alarms_before(tmp_path: Path):
     run = Run(tmp_path, "kl")
-    for iteration, distance in ((10, SOUND), (20, HACKED), (30, HACKED)):
+    for iteration, distance in ((1, HACKED), (20, SOUND), (30, HACKED)):
         run.evaluate(iteration, distance)
     again = run.opened(31)  # its last work was the evaluation, answered or not
     take_up(again)
     answer(again, 30)
     assert again.runtime.asked == [0.04, 0.08] and again.alarm == run.session.alarm
-    later = run.opened(34)
+    later = run.opened(32)
     take_up(later)
     assert later.runtime.asked == [0.08] and later.alarm == run.session.alarm
-    assert [kind for kind, _ in run.events()] == ["hacking", "kl_raised", "kl_raised"], "no event twice"
+    assert [kind for kind, _ in run.events()] == ["hacking", "kl_raised"] * 2, "no event twice"
 
 
 def test_the_run_returns_to_the_last_sound_checkpoint_and_ends_if_that_does_not_help(tmp_path: Path):

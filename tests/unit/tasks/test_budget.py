@@ -23,7 +23,7 @@ from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tasks.inputs import refuse_unfit_facts
-from tasks.iteration.budget import end_at_spent_budget, refuse_spent_budget, spending
+from tasks.iteration.budget import Spending, end_at_spent_budget, refuse_spent_budget, spending
 from tasks.iteration.session import Session
 from tests.sample_run import evaluation_record, iteration_record
 from tests.tampering import set_run
@@ -105,6 +105,14 @@ def test_before_the_first_iteration_the_evaluation_at_the_end_alone_is_known(sto
     begun(store, 0)
     used = spending(store, "r")
     assert (used.next_usd, used.next_hours) == pytest.approx((EVALUATION_USD, 9 / 3600))
+    store.create_run("empty", RunConfig(), {}, os.getpid())
+    assert spending(store, "empty") == Spending(0.0, 0.0, 0.0, 0.0)
+
+
+def test_amounts_from_a_dollar_on_have_cents(store: RunStore):
+    config, record = begun(store, 1, usd=1.0), iteration_record("r", 2, AT + 36, 8)
+    record.metrics[JUDGE_USD] = 1.5
+    assert "the run has used $1.70, and " in after(store, config, record).ended_early
 
 
 def test_the_evaluation_at_the_end_is_as_large_as_the_first(store: RunStore):
@@ -246,8 +254,9 @@ def test_a_run_killed_in_its_last_evaluation_is_resumed_for_that_alone(store: Ru
     row = dataclasses.replace(store.run("r"), status="interrupted")
     with pytest.raises(ConfigurationError, match=r"budget.usd is 0.25"):  # no checkpoint is there
         refuse_spent_budget(store, row, config)
-    rows = iteration_rows(iteration_record("r", 2, AT + 36, 8))
-    CheckpointStore(store.home.run("r")).save(2, {"weights": b"w"}, {}, rows)
+    for iteration in (1, 2):
+        rows = iteration_rows(iteration_record("r", iteration, AT + 18 * iteration, 8))
+        CheckpointStore(store.home.run("r")).save(iteration, {"weights": b"w"}, {}, rows)
     refuse_spent_budget(store, row, config)
     session = after(store, config, None)
     assert session.last_iteration == 2 and session.ended_early.startswith("budget.usd is 0.25")

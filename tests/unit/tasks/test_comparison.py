@@ -61,7 +61,8 @@ def test_one_other_bit_of_the_weights_is_a_drift_on_the_same_kind_of_device(core
     now = reference(environment=environment(machine=cores), digests=OTHER_WEIGHTS)
     said = compare(reference(), now, 1.0)
     assert said.verdict == "drifted"
-    assert [one["what"] for one in said.results] == ["SHA-256 of weights.safetensors"]
+    weights = {"what": "SHA-256 of weights.safetensors", "was": "a" * 12, "is": "b" * 12}
+    assert said.results == [{"kind": "result", **weights}]
     repeats = "nothing that is recorded differs, so the run itself does not repeat"
     assert said.message.endswith(f"machine was x86_64, 2 cores, is {cores}" if said.causes else repeats)
 
@@ -92,8 +93,10 @@ def test_the_first_reward_and_the_images_that_differ_are_counted():
 def test_a_setting_of_a_section_is_named_and_the_cluster_is_none():
     config = RunConfig().model_dump(mode="json")
     there = config | {"runtime": config["runtime"] | {"cluster": "10.0.0.5:6379", "lease_s": 60.0}}
+    del there["price"]
     assert [one["what"] for one in compare(reference(), reference(config=there), 0).causes] == [
-        "runtime.lease_s"
+        "price",
+        "runtime.lease_s",
     ]
 
 
@@ -171,9 +174,11 @@ def test_no_two_pairs_no_interval():
     another_iteration = dataclasses.replace(reference(), scores={5: reference().scores[2]})
     assert paired_interval(reference(), one_pair) == (None, 1)
     assert paired_interval(reference(), another_iteration) == (None, 0)
-    two_pairs = dataclasses.replace(one_pair, scores={0: one_pair.scores[2], 2: reference().scores[2][:2]})
+    both = [HeldOut(0, 0, 0.0, False), HeldOut(1, 0, 1.0, True)]
+    two_pairs = dataclasses.replace(one_pair, scores={0: one_pair.scores[2], 2: both})
     interval, pairs = paired_interval(reference(), two_pairs)
     assert interval is not None and pairs == 2
+    assert (interval.low, interval.mean, interval.high) == (-1.0, 0.25, 1.0), "no difference is larger"
 
 
 @pytest.mark.parametrize(
@@ -218,6 +223,7 @@ def test_other_bits_of_a_run_whose_degree_is_measured_pass_with_the_same_scores_
     said = compare(chosen_by_times(scores=(1.0,) * 4), chosen_by_times(scores=(0.5,) * 4), 0.05)
     assert said.verdict == "drifted"
     assert "held-out score differs by -0.5" in said.message
+    assert "; 2 results differ, such as the held-out scores after iteration 0" in said.message
 
 
 @pytest.mark.parametrize(
@@ -225,6 +231,7 @@ def test_other_bits_of_a_run_whose_degree_is_measured_pass_with_the_same_scores_
     [
         (0.8020833333333334, 0.8333333333333334, ("0.8021", "0.8333")),
         (0.80208333, 0.80208334, ("0.80208333", "0.80208334")),
+        (0.80208333331111, 0.80208333442222, ("0.802083333311", "0.802083334422")),
         (0.5, None, ("0.5", "None")),
         (3, 4, ("3", "4")),
     ],
@@ -293,6 +300,8 @@ def test_a_checkpoint_scored_again_has_all_of_them(
     assert (made[0].asked, made[0].weights) == ([prompts], ({"weights": b""}, 1))
     untouched = evaluation.evaluate_weights.fn(Home(tmp_path), config, None, again=again)
     assert (scored.iteration, untouched.iteration) == (config.iterations, 0) and made[1].weights is None
+    assert len(scored.prompts) == prompts and scored.evaluation.samples == []
+    assert scored.started_at < scored.ended_at
     assert opened[0][0] is config and tmp_path in opened[0][1].parents
 
 
@@ -335,7 +344,7 @@ def test_what_is_compared_is_what_the_scoring_began_with(
     monkeypatch.setattr(evaluation, "input_digests", lambda *_: {})
     monkeypatch.setattr(evaluation, "evaluate_weights", SimpleNamespace(with_options=with_options))
     again = evaluation.scored_again(Home(tmp_path), config, "was")
-    assert again.environment["code"] == "before"
+    assert again.environment["code"] == "before" and again.run_config == config
     assert again.scores == {7: [HeldOut(1, 0, 0.5, True)]}, "an image without a score has none"
     assert again.prompts == {"evaluate": {1: "a cat"}}
     assert named == ["evaluate-again {run_id}"]

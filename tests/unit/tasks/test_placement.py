@@ -27,9 +27,11 @@ class Host:
 
     def __init__(self, report: Report | WorkerLostError) -> None:
         self.report = report
+        self.asked: tuple[bool, bool] | None = None
         self.killed = False
 
     def call(self, method: Any, config: RunConfig, trains: bool, arrives: bool) -> Future[Report]:
+        self.asked = trains, arrives
         answer: Future[Report] = Future()
         if isinstance(self.report, WorkerLostError):
             answer.set_exception(self.report)
@@ -74,6 +76,8 @@ def here(**runtime: Any) -> str:
 def test_a_machine_without_gpus():
     said = "1 reserved and 2 spot workers on the processor; reserved-0 trains; 2 scorers, on the processor"
     assert here(spot_workers=2) == said
+    said = here(reserved_workers="auto", spot_workers="auto")
+    assert said.startswith("1 reserved and 0 spot workers on the processor; reserved-0 trains")
     said = here(reserved_workers=2, spot_workers=0, trainer_workers=2)
     assert said.startswith("2 reserved and 0 spot workers on the processor; reserved-0 to reserved-1 train")
 
@@ -90,6 +94,10 @@ def test_eight_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch):
     assert said.endswith("4 scorers, 0.5 of a GPU each")
     with pytest.raises(ConfigurationError, match=r"9 reserved devices are to train .* there are 8;"):
         here(**every, trainer_workers=9)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert here(spot_workers=0, scorer_gpu=0.5).startswith("1 reserved and 0 spot workers on 1 GPUs")
+    with pytest.raises(ConfigurationError, match=r"2 reserved devices are to train .* there are 1;"):
+        here(**every, trainer_workers=2)
 
 
 def test_hosts_of_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch):
@@ -99,6 +107,26 @@ def test_hosts_of_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch):
     assert "2 of 8 spot devices are not there yet, and are waited for" in said
     assert "a spot host was asked and has all: two (H100, 80 GiB, torch 2.13.0)" in said
     assert all(host.killed for host in cluster.hosts.values()), "the devices are given back"
+    assert {market: host.asked for market, host in cluster.hosts.items()} == {
+        "reserved": (True, False), "spot": (False, False)
+    }, "a spot worker need not train"  # fmt: skip
+    with pytest.raises(ConfigurationError, match=r"5 reserved devices are to train .* there are 4;"):
+        on(monkeypatch, cluster, reserved_workers="auto", trainer_workers=5)
+
+
+@pytest.mark.parametrize(
+    ("there", "apart", "said"),
+    [(2, True, ""), (1, True, "1 of 2 spot devices are not there"), (0, True, "2 of 2 spot"), (0, False, "")],
+)
+def test_spot_devices_that_come_later_are_said_where_labels_tell(
+    monkeypatch: pytest.MonkeyPatch, there: int, apart: bool, said: str
+):
+    cluster = Hosts(GOOD, GOOD)
+    cluster.has |= {"spot": there}
+    cluster.tells_markets_apart = apart
+    found = on(monkeypatch, cluster, spot_workers=2)
+    assert said in found and ("not there yet" in found) == bool(said)
+    assert cluster.hosts["spot"].killed == bool(there), "a market without devices has no host to ask"
 
 
 @pytest.mark.parametrize(

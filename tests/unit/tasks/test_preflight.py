@@ -47,6 +47,22 @@ def test_a_run_that_works_only_warns(tmp_path: Path):
     assert preflight.check(RunConfig()) == []
 
 
+@pytest.mark.parametrize("setting", ["spot_workers", "standby_workers", "scorer_workers"])
+def test_two_cores_serve_sixteen_processes_and_eight_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+):
+    def warnings(count: int) -> list[str]:
+        others = {"spot_workers": 1, "cluster": "ray"} | {setting: count - (setting == "spot_workers")}
+        return quick_checks.check_inputs(config(tmp_path, runtime=others)).warnings
+
+    monkeypatch.setattr(quick_checks.os, "cpu_count", lambda: 2)
+    assert warnings(8) == []
+    assert ["9 workers share 2 cores" in one for one in warnings(9)] == [True] * (setting == "spot_workers")
+    warnings(16)
+    with pytest.raises(ConfigurationError, match=r" = 17, but this machine has 2 cores: set at most 16 "):
+        warnings(17)
+
+
 class Judged(Exception):
     """The model has been loaded."""
 

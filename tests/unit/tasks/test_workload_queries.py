@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,14 @@ from storage.record.queries.devices import (
     start_times,
 )
 from storage.record.reading import RecordConnection
-from storage.record.records import DeviceEvent, DeviceState, GroupRecord, StateInterval, StepTimeRecord
+from storage.record.records import (
+    DeviceEvent,
+    DeviceState,
+    GroupRecord,
+    IterationRecord,
+    StateInterval,
+    StepTimeRecord,
+)
 from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
 from tasks.recorded_profile import quantity_of, recorded_profile
@@ -87,7 +94,12 @@ BATCHES, STEPS = 16, 10
 
 
 def recorded(
-    tmp_path: Path, rollout: Any, sizes: tuple[int, ...], step_s: dict[int, float] | None = None
+    tmp_path: Path,
+    rollout: Any,
+    sizes: tuple[int, ...],
+    step_s: dict[int, float] | None = None,
+    iterations: Sequence[int] = range(1, 5),
+    changed: Callable[[IterationRecord], IterationRecord] = lambda record: record,
 ) -> Home:
     """Three devices that roll out for 9 s in each of four iterations, in groups of these sizes."""
     home = Home(tmp_path).ensure()
@@ -97,7 +109,7 @@ def recorded(
         {"name": "glyphs", "sequence_parallel": shared, "runtime": {"spot_workers": 2}}
     )
     store.create_run("shared", config, plugin_facts(config), os.getpid())
-    for iteration in range(1, 5):
+    for iteration in iterations:
         began = BEGAN + 100 * iteration
         names, groups = list(NAMES), []
         for place, size in enumerate(sizes):
@@ -105,8 +117,8 @@ def recorded(
             groups.append(GroupRecord(iteration, place, "", members, began, began + 18))
         times = [StepTimeRecord("any", d, value, 5) for d, value in (step_s or {}).items()]
         record = iteration_record("shared", iteration, began)
-        store.commit_iteration(replace(record, groups=groups, step_times=times))
-    store.commit_evaluation(evaluation_record("shared", 4, BEGAN + 600))
+        store.commit_iteration(changed(replace(record, groups=groups, step_times=times)))
+    store.commit_evaluation(evaluation_record("shared", 4, BEGAN + 600, images=100))
     store.set_status("shared", "finished")
     return home
 
@@ -124,10 +136,46 @@ def test_a_step_is_the_group_s_time_over_its_batches(tmp_path: Path):
 def test_measured_times_say_how_degrees_compare(tmp_path: Path):
     # 18 device-seconds of two that share and 9 of one alone. The measured steps are 0.1 and 0.08 s, without
     # decoding: 18 / 2 / 0.8 + 9 device-seconds alone would have done the 160 steps.
-    home = recorded(tmp_path, "auto", (2, 1), {1: 0.1, 2: 0.08})
+    def without_groups(record: IterationRecord) -> IterationRecord:
+        return replace(record, groups=[], samples=record.samples[:16]) if record.iteration == 2 else record
+
+    home = recorded(tmp_path, "auto", (2, 1), {1: 0.1, 2: 0.08}, (1, 2), without_groups)
     profile = recorded_profile(home, "shared")
     assert profile.step_s(16, 2) / profile.step_s(16, 1) == pytest.approx(0.8)
     assert profile.step_s(16, 1) == pytest.approx((18 / 2 / 0.8 + 9) / (BATCHES * STEPS))
+    assert [(step.degree, step.evidence) for step in profile.steps] == [(1, None), (2, "measured")]
+    assert (profile.step.value, profile.decode_s.value) == (1.0, 0.0)
+    # The held-out images are seven batches, in 8 s of each device.
+    evaluated_s = 3 * 8 / (7 * RunConfig().sampling.evaluate_steps)
+    assert profile.evaluation.value == pytest.approx(evaluated_s / profile.step_s(16, 1))
+
+
+def test_measured_times_count_also_where_all_samples_were_shared_alike(tmp_path: Path):
+    profile = recorded_profile(recorded(tmp_path, "auto", (3,), {1: 0.1, 3: 0.05}), "shared")
+    assert profile.step_s(16, 3) == pytest.approx(27 / 3 / (BATCHES * STEPS))
+    assert profile.step_s(16, 1) == pytest.approx(2 * profile.step_s(16, 3))
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_the_parts_of_two_iterations_by_hand_and_the_first_of_three_does_not_count(
+    tmp_path: Path, first: int
+):
+    metrics = {1: {"reward_s": 90.0}, 2: {"reward_s": 3.0, "train_beside_s": 2.5}, 3: {"reward_s": 1.5}}
+
+    def regrouping(record: IterationRecord) -> IterationRecord:
+        intervals = [
+            replace(one, state="regroup") if (one.worker, one.state) == ("reserved-0", "idle") else one
+            for one in record.intervals
+        ]
+        return replace(record, intervals=intervals, metrics=record.metrics | metrics[record.iteration])
+
+    home = recorded(tmp_path, "auto", (2, 1), {1: 0.1, 2: 0.08}, range(first, 4), regrouping)
+    profile = recorded_profile(home, "shared")
+    # One pair of devices: 16 turns in the 9 s of a rollout without a load and a regrouping of 1 s each. The
+    # two scorers lag from the first turn on.
+    assert profile.score_s.value == pytest.approx(2 * (7 * 15 / 16 + (3.0 + 1.5) / 2) / 256)
+    # Of 18 s, 9 are the rollout, 7 training (2.5 of them beside the rollout) and the rest the driver's.
+    assert profile.driver_s.value == pytest.approx(((18 - 9 - 3.0 - 4.5) + (18 - 9 - 1.5 - 7)) / 2)
 
 
 def test_rollouts_of_several_degrees_say_nothing_without_measured_times(tmp_path: Path):
@@ -140,5 +188,7 @@ def test_a_quantity_s_uncertainty_is_the_deviation_of_its_logarithms_up_to_a_lim
     assert (apart.value, apart.evidence) == (pytest.approx((1 + math.e**0.5) / 2), "measured")
     assert apart.uncertainty == pytest.approx(0.5 / 2**0.5)
     assert quantity_of([1e-9, 1.0, 1e9], "run r").uncertainty == 2.0
+    assert quantity_of([0.0, 1.0, math.e**0.5], "run r").uncertainty == apart.uncertainty
     assert quantity_of([3.0], "run r").uncertainty == 0.0
-    assert quantity_of([], "run r").evidence == "modelled"
+    nothing = quantity_of([], "run r")
+    assert (nothing.value, nothing.evidence) == (0.0, "modelled")

@@ -96,7 +96,7 @@ def test_where_every_group_has_a_failed_image_the_run_ends():
         training_samples(SAMPLES, scores, tiny_config().algorithm, "graded")
 
 
-def record_of(scores: list[Score], **pairs: float) -> Any:
+def record_of(scores: list[Score], pair_accuracy: float = 0.0) -> Any:
     """The record of an iteration with these scores."""
     config = tiny_config()
     advantages, _ = training_samples(SAMPLES, scores, config.algorithm, "graded")
@@ -105,7 +105,7 @@ def record_of(scores: list[Score], **pairs: float) -> Any:
     explorer = SimpleNamespace(state=dict)
     runtime = SimpleNamespace(counters=Counters(), train_prompts=[], explorer=explorer)
     session: Any = SimpleNamespace(run_id="r", config=config, runtime=runtime, take_seconds=dict)
-    trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0, **pairs), advantages, 1)
+    trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0, pair_accuracy=pair_accuracy), advantages, 1)
     return iteration_record(session, rolled, scores, trained, SeedReview(), 10.0, 11.0, Collected())
 
 

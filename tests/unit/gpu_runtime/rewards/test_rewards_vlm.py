@@ -21,11 +21,13 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import VLM_TEMPLATE, VlmOptions
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer
 from gpu_runtime.rewards.scorers.vlm import VlmScorer, refuse_silent_vlm
+from gpu_runtime.scheduling.scores import Score
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source
+from tasks.checks import judges
 from tasks.checks.judges import ask_judges
 from tests.judge_servers import Answer, Judge, says
 from tests.tiny_run import TinyRun, request, tiny_config
@@ -252,6 +254,32 @@ def test_a_message_names_the_section_of_the_judge_or_the_part():
     part = {"weight": 1.0, "url": "http://a/v1", "model": "m", "template": "{promt}"}
     with pytest.raises(ConfigurationError, match=r"reward\.options\.parts\.vlm\.template has \{promt\}"):
         chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"vlm": part}}))
+
+
+def test_a_judge_is_asked_about_a_sun_and_about_one_that_moves_in_a_clip(monkeypatch: pytest.MonkeyPatch):
+    seen: list[np.ndarray] = []
+
+    def score(scorer: Any, pictures: list[np.ndarray], prompts: list[PromptRecord]) -> list[Score]:
+        seen.extend(pictures)
+        return [Score(0.5, True, "")]
+
+    monkeypatch.setattr(judges, "score_each", score)
+    for preset, frames in (("glyphs", "all"), ("wan2.2-ocr-480", "all"), ("wan2.2-ocr-480", "3")):
+        judge = [
+            "evaluation.judge=remote",
+            "evaluation.options.url=http://a/score",
+            f"reward.frames={frames}",
+        ]
+        said = ask_judges(load_config(preset, judge, {}))
+        assert said.startswith("remote at http://a/score gives a test picture of ")
+    image_HWC, clip_FHWC, three_FHWC = seen
+    sky, ground, sun = [110, 170, 240], [70, 150, 60], [220, 40, 30]
+    places = ((127, 0), (128, 0), (64, 128), (64, 159), (64, 160), (33, 128), (32, 128))
+    assert [image_HWC[place].tolist() for place in places] == [sky, ground, sun, sun, sky, sun, sky]
+    assert (len(clip_FHWC), np.array_equal(three_FHWC, clip_FHWC[[0, 8, 16]])) == (17, True)
+    for place, picture_HWC in enumerate(clip_FHWC):
+        is_sun_W = np.abs(np.arange(256) - 256 * (place + 1) / 18) < 32
+        assert np.array_equal((picture_HWC[64] == sun).all(-1), is_sun_W)
 
 
 def test_servers_that_one_call_waits_for_in_turn_must_end_together():

@@ -209,8 +209,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     def step(batch: int) -> tuple[float, float]:
         return seconds(passes * batch * (one.forward + one.adapters), passes * moved(batch))
 
-    batches = sorted({1, sampling.batch_size})
-    counted = {batch: Quantity.counted(*step(batch), "") for batch in batches}
+    counted = {batch: Quantity.counted(*step(batch), "") for batch in (1, sampling.batch_size)}
     alone = tuple(StepTime(batch=batch, seconds=found.value) for batch, found in counted.items())
     forwards = 1 + config.adaptation.gradient_checkpointing + passes_reference(config.algorithm)
     rows = rows_of_sample(config.sampling, config.algorithm)
@@ -227,7 +226,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
         device=gpu.name,
         models=(config.model.key,),
         steps=alone + _shared_steps(config.model.family, gpu, alone[-1]),
-        step=counted[batches[-1]].model_copy(update={"value": 1.0, "source": said}),
+        step=counted[sampling.batch_size].model_copy(update={"value": 1.0, "source": said}),
         decode_s=_decoding(config.model, model, gpu),
         train_sample_s=Quantity.counted(
             *seconds(trained, moved_too),

@@ -361,8 +361,9 @@ def _milestones_in_words(result: WhatIf) -> list[str]:
     if result.curves is None or not found:
         return []
     # If most run seeds end below the last score, the dollars up to it are unknown.
-    known = [name for name, rows in found.items() if 2 * rows[-1].unreached < rows[-1].run_seeds]
-    cheapest = min(known, key=lambda name: found[name][-1].usd, default="")
+    ends = {name: rows[-1] for name, rows in found.items()}
+    known = [name for name, end in ends.items() if 2 * end.unreached < end.run_seeds]
+    cheapest = min(known, key=lambda name: ends[name].usd, default="")
     best = result.best.policy.name if result.best else ""
     said = []
     for name in dict.fromkeys([best, cheapest]):

@@ -22,6 +22,7 @@ H100,spot,here,1.5
 H100,on_demand,there,2.0
 H100,spot,there,
 H100,spot,dear,5.0
+H100,spot,equal,4.0
 """
 
 
@@ -47,6 +48,7 @@ def test_both_prices_come_from_the_book_the_rest_stays_and_is_read_again_without
     assert prices(resolved) == (4.0, 1.5)
     assert resolved.price.book == str(book)
     assert resolved.model_copy(update={"price": asked.price}) == asked
+    assert prices(with_prices(config(book, offer="H100@here,equal"))) == (4.0, 4.0)
     book.unlink()
     assert RunConfig.model_validate_json(resolved.model_dump_json()) == resolved
 

@@ -137,6 +137,16 @@ def test_the_break_even_discount_has_an_interval_over_the_futures():
     assert break_even_of([spot]) is None
 
 
+@pytest.mark.parametrize(
+    ("reserved_h", "said"), [(40, "less {} even without a discount"), (80, "more {} even for nothing")]
+)
+def test_spot_devices_that_pay_without_a_discount_or_never(reserved_h: float, said: str):
+    answers = [answer("spot", made(reserved_h, 20)), answer("on-demand", made(70, 0))]
+    [concluded] = conclusions(WhatIf(answers, asked("glyphs"), ""))
+    words = said.format("than the same devices on demand")
+    assert concluded == f"Spot devices cost {words}; the discount is 80%."
+
+
 def test_the_price_up_to_which_one_way_is_the_cheapest():
     ours = CostLine(100, 20)
     # Against 160 dollars without spot devices: up to 3. Against 110 and 15 hours: up to 2.
@@ -255,6 +265,23 @@ def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     assert conclusions(best)[2] == milestones
     assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their explored" in says
     assert says.endswith("So far it pays up to $9.40 an hour of a spot device (9.40 to 9.40).")
+    # Two of three run seeds get to the end, or one of two.
+    few = curve(0.1, 0.2, 0.45, 0.45)
+    for explored, is_known in (
+        (CURVES_BY_HAND.arms["stale"][:1] * 2, True),
+        ((curve(0.1, 0.3, 0.6),), False),
+    ):
+        arms = CURVES_BY_HAND.arms | {"stale": (*explored, few)}
+        said = conclusions(replace(pays, curves=CURVES_BY_HAND.model_copy(update={"arms": arms})))
+        assert ("pays up to the baseline's last score, 0.5. So far" in said[0]) == is_known
+        assert said[1].startswith("spotlight takes" if is_known else "reserved takes")
+        assert (
+            said[1].endswith(", the fewest dollars of those most of whose run seeds get there.") == is_known
+        )
+    dear = replace(pays, answers=[answer("reserved", made(90, 0)), answers[1]])
+    assert (
+        "So far it pays at any price of a spot device up to that of a reserved one." in conclusions(dear)[0]
+    )
     stops = replace(pays, answers=[*answers, answer("sized", made(1, 0, wanted=[1]))])
     says = conclusions(stops)[0]
     assert says.endswith("it stops paying from 5% of the baseline's progress on, a score of 0.12.")
@@ -286,6 +313,9 @@ def test_the_curves_of_a_preset_are_those_of_its_reward_and_objective(tmp_path: 
         assert curves is not None and curves.name == name
     config = load_config("glyphs", ["reward.scorer=jpeg"], {})
     assert curves_of(Home(tmp_path), config) is None
+    parts = ["reward.scorer=sum", "reward.options={parts = {jpeg = 1.0, ocr = 2.0}}"]
+    curves = curves_of(Home(tmp_path), load_config("glyphs", parts, {}))
+    assert curves is not None and curves.name == "ocr-grpo", "those of the heaviest part"
 
 
 def test_the_curves_of_recorded_runs(tmp_path: Path):
@@ -293,9 +323,13 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
     store = RunStore(home)
     for run_id, strategy, evaluated in (
         ("base", "plain", (0, 10, 20)), ("explored", "stale", (0, 10)), ("short", "plain", (0,)),
-        ("off", "off_policy", (0, 10)),
+        ("off", "off_policy", (0, 10)), ("exact", "plain", (0, 10)),
     ):  # fmt: skip
-        store.create_run(run_id, load_config("glyphs", [f"exploration.strategy={strategy}"], {}), {}, 1)
+        changes = [
+            f"exploration.strategy={strategy}",
+            f"reward.signal={'exact' if run_id == 'exact' else 'graded'}",
+        ]
+        store.create_run(run_id, load_config("glyphs", changes, {}), {}, 1)
         for iteration in evaluated:
             record = evaluation_record(run_id, iteration, 100.0 * iteration, images=4, gallery=0)
             store.commit_evaluation(replace(record, score=0.1 + iteration / 100, exact=iteration / 50))
@@ -314,6 +348,7 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
         (["base", "nft"], "are of different tasks; .*reward.scorer, algorithm.objective"),
         (["short"], "run short has 1 evaluations"),
         (["base", "off"], "run off trains on its drafts"),
+        (["base", "exact"], "learned from exact and graded scores"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             recorded_curves(home, *runs)

@@ -7,6 +7,8 @@ import json
 import math
 import random
 import re
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,23 @@ from flows.cli.command_line import app
 from gpu_runtime.simulator.comparison.learning_curves import read_curves
 from gpu_runtime.simulator.comparison.what_if import Comparison
 from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.lent_devices import ServingLoad
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
 from storage.config.what_if import WhatIfQuestion
 from storage.environment import SIMULATED
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore
-from tasks.market_question import prices_in_words
+from tasks.market_question import market_of, offer_of, prices_in_words
 from tasks.profiles import CURVES, PROFILES, find_profile
 from tasks.recorded_profile import _score_s, recorded_profile
-from tasks.what_if_answer import duration, number
+from tasks.what_if_answer import dollars, duration, number, run_in_words, time_unit
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile
 
@@ -55,12 +59,27 @@ def test_a_time_is_written_in_one_unit(seconds: float, text: str):
     assert duration(seconds) == text
 
 
+def test_the_times_of_a_table_are_in_the_unit_of_the_longest():
+    units = [time_unit(seconds) for seconds in (119, 120, 7200, 2 * 86400)]
+    assert units == [("{:.1f} s", 1.0), ("{:.1f} min", 60.0), ("{:.1f} h", 3600.0), ("{:.1f} d", 86400.0)]
+
+
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
-    [(2.4512, 3, "2.45"), (999.4, 3, "999"), (999.6, 3, "1,000"), (7486.2, 3, "7,486"), (151.2, 2, "151")],
+    [(2.4512, 3, "2.45"), (999.4, 3, "999"), (999.5, 3, "1,000"), (7486.2, 3, "7,486"), (151.2, 2, "151")],
 )
 def test_a_large_number_has_no_power_of_ten(value: float, digits: int, text: str):
     assert number(value, digits) == text
+
+
+def test_hours_and_dollars_have_at_least_two_digits():
+    said = [dollars(usd) for usd in (1234.4, 100, 99.5, 0.1, 0.0123)]
+    assert said == ["$1,234", "$100", "$99.50", "$0.10", "$0.012"]
+    row = {
+        "wall_s": {"median": 1.2351 * 3600, "low": 3600, "high": 7200},
+        "usd": {"median": 4, "low": 3, "high": 5},
+    }
+    assert run_in_words(row) == "1.24 h (1 to 2) and $4.00 ($3.00 to $5.00)"
 
 
 def asked(*arguments: str) -> str:
@@ -108,6 +127,10 @@ def test_the_run_of_each_policy_is_entered_and_costs_what_the_answer_says(
     assert "1 of 1 reserved devices trains, 0 spot devices at most" in said["simulated-reserved"]
     assert "1 of 1 reserved devices trains, 3 spot devices at most" in said["simulated-spotlight"]
     assert "scores by the curves ocr-grpo: share of exact answers" in said["simulated-spotlight"]
+    assert {row.name: row.config.exploration.strategy for row in rows} == {
+        "simulated-reserved": "plain", "simulated-spotlight": "stale"
+    }  # fmt: skip
+    assert all(row.created_at < time.time() for row in rows)
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -122,6 +145,11 @@ def test_the_iterations_of_an_entered_run_follow_each_other(
             "SELECT started_at, ended_at FROM iterations UNION SELECT started_at, ended_at FROM evaluations "
             "ORDER BY started_at"
         ).fetchall()
+        taken = connection.execute(
+            "SELECT value - (ended_at - started_at) FROM iteration_metrics JOIN iterations "
+            "USING (run_id, iteration) WHERE name = 'iteration_s'"
+        ).fetchall()
+    assert [each for (each,) in taken] == pytest.approx([0.0] * iterations, abs=1e-3)
     assert len(spans) == iterations + 2 * bool(curve) and spans[0][0] == row.created_at
     assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
 
@@ -172,6 +200,7 @@ def test_named_policies_alone_are_compared_and_their_milestones_printed():
     assert "\n window † " in table
     assert [row.split()[0] for row in rows] == ["spot", "window", "larger-batch", "spot", "window"]
     assert "\n spotlight" not in table and "\n reserved" not in table
+    assert answered(*SMALL, "--policies", "window")["answer"].startswith("window: "), "the best there is"
     assert "To a share of the baseline's progress, by the curves ocr-grpo" in table
     summary = read_curves(CURVES / "ocr-grpo.json").summary
     assert f"\ncurves ocr-grpo: {summary}" in table
@@ -225,6 +254,10 @@ def test_devices_that_could_train_and_do_not_are_named():
     assert said.startswith("1 of 8 reserved devices trains.") and "(--trainers 8)" in said
     assert not any("reserved devices train" in line for line in whole["conclusions"])
     assert (few["trainers"], whole["trainers"]) == (1, 8), "all that can train, unless told otherwise"
+    shared = answered(
+        *options, "--windows", "1", "--policies", "reserved", "--degree", "2", "--per-instance", "2"
+    )
+    assert shared["trainers"] == 1 and not any("devices train" in line for line in shared["conclusions"])
     usd = [answer["policies"][0]["usd"]["median"] for answer in (few, whole)]
     assert float(said.partition("takes ")[2].partition("%")[0]) / 100 == pytest.approx(
         usd[1] / usd[0], abs=0.1
@@ -244,12 +277,43 @@ def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
     spot = [next(row for row in one["policies"] if row["policy"] == "spot") for one in (constant, twice)]
     assert spot[1]["usd"]["median"] > spot[0]["usd"]["median"]
     assert twice["spot_usd_per_hour"] == 4.0 and "the discount is 50%." in " ".join(twice["conclusions"])
+    changes = {"on_demand": (8, 10, 10), "spot": (1, 3, 3)}
+    rows = [
+        f"{18000 * at},{market},{usd},c" for market, usd_s in changes.items() for at, usd in enumerate(usd_s)
+    ]
+    file.write_text("\n".join(["time,market,usd_per_hour,zone", *rows]))
+    offer = offer_of(RunConfig(), WhatIfQuestion(prices=str(file), zone="c"))
+    assert (offer.reserved_usd_per_hour, offer.spot_usd_per_hour) == (9.0, 2.0), "their means over time"
 
 
 def test_prices_that_change_are_told_by_their_bounds():
     changing = PriceHistory((0.0, 3600.0), (5.0, 3.0), 7200.0)
     said = prices_in_words(FleetPlan(1, 1, 1, 8.0, 4.0, spot_prices=changing))
     assert said == "$8 an hour reserved, $3 to $5 ($4 on average over 2.0 h) spot"
+
+
+def test_losses_are_as_frequent_as_asked_for():
+    usual = market_of(WhatIfQuestion())
+    assert usual.shape == TraceShape(capacity=1, length_s=1.0) and usual.losses and usual.devices == 1
+    often = market_of(WhatIfQuestion.checked({"loss_rate": 1.0, "joint": 0.5, "per_instance": 4}))
+    assert (often.shape.mean_lifetime_s, often.shape.multi_loss_share, often.devices) == (3600.0, 0.5, 4)
+    assert not market_of(WhatIfQuestion.checked({"loss_rate": 0.0})).losses
+    for figure in ("loss_rate", "joint"):
+        with pytest.raises(ConfigurationError, match="--trace says which instances go"):
+            market_of(WhatIfQuestion.checked({"trace": "zone.csv", figure: 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("said", "load"),
+    [
+        ("0.5,0.25,2", ServingLoad(0.5, 0.25, 2.0)), ("0,0,0", ServingLoad(0.0, 0.0, 0.0)),
+        ("1,1,3600", ServingLoad(1.0, 1.0, 3600.0)),
+        *((said, None) for said in ("1.1,0,0", "-0.1,0,0", "0,1.1,0", "0,0,3600.5", "0.5,0.5")),
+    ],
+)  # fmt: skip
+def test_a_load_has_shares_and_at_most_an_hour(said: str, load: ServingLoad | None):
+    with nullcontext() if load else pytest.raises(ConfigurationError, match="give the share of busy devices"):
+        assert offer_of(RunConfig(), WhatIfQuestion(serving=said)).serving == load
 
 
 def test_lending_rests_on_a_load_that_is_marked_as_assumed():
@@ -342,10 +406,17 @@ def test_a_goal_that_no_number_of_spot_devices_reaches_and_its_prices_by_the_boo
     book = ("--set", "price.book=builtin:known", "--set", "price.offer=H100@gcp/us-east4")
     command = ("--preset", "smoke", "--windows", "1", "--hours", "0.01", "--iterations", "2000", *book)
     goal = answered(*command)["goal"]
-    assert goal["spot"] is None and goal["tried"][-1]["spot"] == 64
+    assert goal["spot"] is None and [each["spot"] for each in goal["tried"]] == [0, 1, 2, 4, 8, 16, 32, 64]
     said = asked(*command)
     assert "No number of spot devices up to 64 that was tried ends in 0.01 h" in said
     assert "$2.51 spot" in said
+
+
+def test_no_spot_device_is_asked_for_where_reserved_ones_end_in_time():
+    fleet = ("--preset", "smoke", "--windows", "1", "--iterations", "2000", "--hours")
+    alone_h = answered(*fleet, "100")["goal"]["tried"][0]["wall_s"]["median"] / 3600
+    found = [answered(*fleet, repr(share * alone_h))["goal"]["spot"] for share in (1.0, 0.9998)]
+    assert found[0] == 0 and found[1] > 0
 
 
 def test_the_largest_number_that_is_allowed_is_tried_for_a_goal(tmp_path: Path):
@@ -356,6 +427,8 @@ def test_the_largest_number_that_is_allowed_is_tried_for_a_goal(tmp_path: Path):
     most = {"--per-instance=9": 63, "--degree=2": 14}
     for option, spot in most.items():
         assert answered(*never, option)["goal"]["tried"][-1]["spot"] == spot
+    with pytest.raises(ConfigurationError, match="18 devices that may share samples would be on one machine"):
+        asked(*SMALL, "--profile", str(file), *devices, "--spot", "16", "--degree", "2")
 
 
 @pytest.mark.parametrize("policies", ["spotlight,spot", "critical-path,spot", "larger-batch,spot"])
@@ -389,7 +462,8 @@ def test_a_trace_is_read_and_thinned(tmp_path: Path):
     trace = tmp_path / "zone.csv"
     trace.write_text("0,add,a\n0,add,b\n0,add,c\n20000,remove,a\n60000,remove,b\n90000,add,d\n")
     answer = answered(*SMALL, "--spot", "2", "--trace", str(trace))
-    assert answer["market"].startswith("windows of zone.csv: 0.0 h, 2 losses, ")
+    lost = "windows of zone.csv: 0.0 h, 2 losses, 42.35 of an instance an hour, "
+    assert answer["market"].startswith(lost), "170 s of instances in all"
 
 
 def test_the_time_line_is_that_of_the_table_s_first_future(tmp_path: Path):

@@ -94,7 +94,9 @@ def velocity_of(model: Any) -> torch.Tensor:
 def test_an_embedded_models_adapters_and_weights(home: Home, tmp_path: Path):
     config = RunConfig.model_validate({"adaptation": {"mode": "lora", "rank": 2}})
     policy = finished_run(home, config)
-    export_run(home, "a-run", tmp_path / "lora")
+    RunStore(home).commit_evaluation(evaluation_record("a-run", 2, 2000.0))
+    files = export_run(home, "a-run", tmp_path / "lora")["files"]
+    assert "curve.svg" not in files, "one evaluation is no curve"
     model: Any = EmbeddedModel.load(config.model.path)
     model.transformer.load_lora_adapter(str(tmp_path / "lora"), use_safetensors=True)
     torch.testing.assert_close(velocity_of(model), velocity_of(policy.model), atol=1e-5, rtol=1e-5)

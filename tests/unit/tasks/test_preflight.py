@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def test_two_cores_serve_sixteen_processes_and_eight_without_a_warning(
         others = {"spot_workers": 1, "cluster": "ray"} | {setting: count - (setting == "spot_workers")}
         return quick_checks.check_inputs(config(tmp_path, runtime=others)).warnings
 
-    monkeypatch.setattr(quick_checks.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert warnings(8) == []
     assert ["9 workers share 2 cores" in one for one in warnings(9)] == [True] * (setting == "spot_workers")
     warnings(16)

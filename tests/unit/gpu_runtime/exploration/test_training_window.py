@@ -38,6 +38,7 @@ def test_an_abandoned_window_has_no_length():
     there.open(10.0)
     there.abandon()
     assert (there.closed, there.abandoned, there.length_s) == (False, True, None)
+    assert (there.drafters, there.lease_s, there.full_drafts) == (0, 0.0, 0.0)
 
 
 def test_a_device_s_first_drafts_are_tried_and_further_ones_if_they_fit():

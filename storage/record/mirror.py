@@ -98,8 +98,8 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: dict[str, int]
     and rows that the run no longer has.
 
     Args:
-        copied: folders of rows that this life of the run has copied, and when they were written; it is
-            extended.
+        copied: folders of rows that this life of the run has copied, and the sum of their files' times; it
+            is extended.
 
     Raises:
         CheckpointError: the package for the address is missing, or the run continued in another home.
@@ -132,7 +132,7 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
     for folder in (*listing.parts, *listing.folders):
         with _unless_gone(folder.path):
             # An iteration that is done again has its old name.
-            written_ns = max((path.stat().st_mtime_ns for path in folder.tables.values()), default=0)
+            written_ns = sum(path.stat().st_mtime_ns for path in folder.tables.values())
             if copied.get(folder.name) != written_ns:
                 _copy_folder(there, folder.path, folder.name)
                 copied[folder.name] = written_ns
@@ -206,8 +206,6 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
         for name in copied:
             if name == telling or name not in sizes:
                 there.rm_file(f"{target}/{name}")
-    elif there.exists(copying):
-        there.rm(copying, recursive=True)
     _put_files(there, source, copying)
     if had_checkpoint:
         with _unless_gone(source / CHECKPOINT):

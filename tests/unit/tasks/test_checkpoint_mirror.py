@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,8 +106,10 @@ def test_the_newest_checkpoint_and_all_rows_come_back(address: str, home: Home, 
         save(home, iteration, b"weights %d" % iteration)
         copy_to_mirror(address, home, "run")
     copy_to_mirror(address, home, "run")
+    RunStore(elsewhere).create_run("run", RunConfig(), {}, os.getpid())  # without a checkpoint
     assert fetch_from_mirror(address, elsewhere, "run") == 3
     assert newest(elsewhere) == (3, {"weights": b"weights 3", "empty": b""})
+    assert CheckpointStore(elsewhere.run("run")).pinned is None
     assert committed(elsewhere) == [1, 2, 3]
     assert RunStore(elsewhere).run("run") == RunStore(home).run("run")
     files, root = fsspec.core.url_to_fs(f"{address}/runs/run")
@@ -158,7 +162,7 @@ class Uploads:
         def watched(source: str, target: str) -> None:
             name = "/".join(source.split("/")[-2:])
             if source.endswith(self.breaks_at):
-                raise OSError("the connection broke")
+                raise FileNotFoundError("the connection broke")  # as of a bucket that is gone
             self.names.append(name)
             put(source, target)
 
@@ -258,6 +262,8 @@ def test_an_iteration_that_one_life_does_again_is_copied_again(address: str, hom
         save(home, iteration)
         copy_to_mirror(address, home, "run", copied)
     RunStore(home).discard_after("run", 1)
+    copy_to_mirror(address, home, "run", copied)
+    assert copied.keys() == {"iteration-000001", "discarded-0001-iteration-000002"}
     save(home, 2, b"again", began_at=37.0)
     copy_to_mirror(address, home, "run", copied)
     assert fetch_from_mirror(address, elsewhere, "run") == 2
@@ -292,7 +298,8 @@ def test_a_part_that_was_not_copied_to_its_end_counts_nowhere(
     uploads.breaks_at = "/part.json"
     with pytest.raises(OSError, match="the connection broke"):
         copy_to_mirror(address, home, "run")
-    assert uploads.take()[-1].startswith("part-000001/"), "it is the last of its folder"
+    rows = {f"part-000001/{path.name}" for path in home.run("run").glob("part-*/*.parquet")}
+    assert rows <= {*uploads.take()}, "it is the last of its folder"
     assert fetch_from_mirror(address, elsewhere, "run") == 2
     assert committed(elsewhere) == [1, 2]
     if address.startswith("/"):
@@ -303,6 +310,11 @@ def test_a_part_that_was_not_copied_to_its_end_counts_nowhere(
     assert fetch_from_mirror(address, elsewhere, "run") == 2
     assert committed(elsewhere) == [1, 2]
     assert len(RunStore(elsewhere).folder("run").listing().parts) == 1
+    files, root = fsspec.core.url_to_fs(f"{address}/runs/run")
+    assert not files.glob(f"{root}/iteration-*/*.parquet") and "checkpoint/weights" not in uploads.take()
+    copy_to_mirror(f"{address}-too", home, "run")  # which had none of the rows before
+    shutil.rmtree(elsewhere.run("run"))
+    assert fetch_from_mirror(f"{address}-too", elsewhere, "run") == 2
 
 
 def test_a_file_that_changes_is_replaced_at_once_in_a_folder(
@@ -433,6 +445,8 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
     copy_to_mirror(address, home, "run")
     assert fetch_from_mirror(address, elsewhere, "run") == 3
     RunStore(elsewhere).resume_run("run", os.getpid())
+    copy_to_mirror(address, elsewhere, "run")
+    refuse_if_continued(address, home, "run")  # it has saved no more than this one
     save(elsewhere, 9, b"newer")
     copy_to_mirror(address, elsewhere, "run")
     troubles: list[str] = []
@@ -513,10 +527,12 @@ def test_a_fetch_that_was_cut_off_leaves_nothing_and_is_begun_again(
         with pytest.raises(CheckpointError, match="the connection broke"):
             fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run")
     assert elsewhere.run_ids() == []
-    assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 2
+    save(home, 3)
+    copy_to_mirror(str(tmp_path / "mirror"), home, "run")
+    assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 3
     there = CheckpointStore(elsewhere.run("run"))
-    assert (there.pinned, there.iterations()) == (1, [1, 2])
-    assert committed(elsewhere) == [1, 2]
+    assert (there.pinned, there.iterations()) == (1, [1, 3])
+    assert committed(elsewhere) == [1, 2, 3]
     assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") is None
 
 
@@ -535,7 +551,7 @@ def test_what_is_torn_or_damaged_is_passed_over(tmp_path: Path, home: Home, else
         if text is not None:
             (there / part / PART_FILE).write_text(text)
     assert fetch_from_mirror(str(mirror), elsewhere, "run") == 1
-    assert newest(elsewhere)[0] == 1
+    assert CheckpointStore(elsewhere.run("run")).iterations() == [1]
     assert not list(elsewhere.run("run").glob("part-*"))
     assert set(committed(elsewhere)) == {1, 2}
     (there / "iteration-000001" / "checkpoint" / "weights").write_bytes(b"wrong")
@@ -582,9 +598,22 @@ def test_a_place_that_does_not_take_it_is_reported_once_and_the_run_goes_on(
     mirror = CheckpointMirror(str(tmp_path / "file"), home, "run", report)
     save(home, 1)
     mirror.copy_newest()
+    while not troubles:
+        time.sleep(0.01)
     mirror.close(60)
     assert len(troubles) == 1 and "are not copied" in troubles[0]
     assert "could not be recorded: disk full" in caplog.text
+
+
+def test_each_wish_is_one_copy(home: Home, monkeypatch: pytest.MonkeyPatch):
+    copies = Queue[None]()
+    monkeypatch.setattr(mirror_module, "copy_to_mirror", lambda *_: copies.put(None))
+    mirror = CheckpointMirror("/nowhere", home, "run", pytest.fail)
+    for _ in range(2):
+        mirror.copy_newest()
+        copies.get(timeout=30)
+    mirror.close(60)
+    assert copies.qsize() == 1
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])

@@ -179,7 +179,7 @@ def _unknown(key: Sequence[str], model: type[BaseModel], prefix: str) -> str:
     last, around = key[-1].lower(), dotted(key[:-1])
     aliases = ALIASES if model is RunConfig else {}
     alias = aliases.get(last, "")
-    in_section = alias if len(key) == 1 or alias.startswith(f"{key[0]}.") else ""
+    in_section = alias if alias.startswith(f"{key[0]}.") else ""
     if meant := aliases.get(dotted(key).lower(), in_section):
         return f"no such setting; did you mean {meant}?"
     section = model_of(model, key[:-1])

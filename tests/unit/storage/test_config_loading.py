@@ -70,10 +70,13 @@ def test_later_sources_win(tmp_path: Path):
 
 def test_a_table_is_added_to_and_an_empty_one_replaces():
     parts = ["reward.scorer=sum", "reward.options.parts.ocr=1", "reward.options.parts.jpeg=2"]
-    assert load_config(None, parts, {}).reward.options == {"parts": {"ocr": 1, "jpeg": 2}}
+    config = load_config(None, parts, {})
+    assert config.reward.options == {"parts": {"ocr": 1, "jpeg": 2}}
+    assert load_config(None, assignments(config, RunConfig()), {}) == config
     more = load_config(None, [*parts, "reward.options.parts={clip-score = 3}"], {})
     assert more.reward.options == {"parts": {"ocr": 1, "jpeg": 2, "clip-score": 3}}
-    again = load_config(None, ["reward.scorer=ocr", "reward.options={}"], {}, load_config(None, parts, {}))
+    assert load_config(None, ["reward.options={}"], {}, config).reward.options == {}
+    again = load_config(None, ["reward.scorer=ocr", "reward.options={}"], {}, config)
     assert again == RunConfig()
 
 
@@ -137,10 +140,11 @@ def test_a_preset_loads_and_holds_only_differences(name: str):
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_a_configuration_is_written_as_assignments(name: str):
-    config = load_config(name, ["name=42", "prompts.train=' a \"b\".txt'"], {})
+    config = load_config(name, ["name=42", "prompts.train=' a \"b\".txt'", "prompts.evaluate='\"c\"'"], {})
     assert load_config(None, assignments(config, RunConfig()), {}) == config
     assert sorted(assignments(config, load_config(name, [], {}))) == [
         "name=42",
+        'prompts.evaluate="\\"c\\""',
         'prompts.train=" a \\"b\\".txt"',
     ]
 
@@ -263,6 +267,89 @@ def test_a_collection_in_the_middle_of_a_docstring_changes_nothing(tmp_path: Pat
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     command = [sys.executable, "-c", disturbed]
     subprocess.run(command, check=True, timeout=100, env=os.environ | {"PYTHONPATH": paths})
+
+
+AT_THEIR_LIMITS = [
+    "sampling.window_stop=10", "sampling.sde=cps sampling.noise_level=1",
+    "algorithm.updates_per_iteration=16", "price.spot_usd_per_hour=10.98", "sequence_parallel.rollout=3",
+    "model.compile=true", "budget.usd=1", "sequence_parallel.rollout=4 runtime.spot_workers=auto",
+    "evaluation.size=64x64", "runtime.scorer_gpu=1",
+    "adaptation.mode=lora algorithm.gradient_shards=3 runtime.trainer_workers=3",
+    "runtime.trainers_leave=true", "runtime.reserved_workers=2 runtime.trainer_workers=2",
+    "runtime.standby_workers=1", "runtime.standby_workers=1 runtime.spot_workers=auto",
+    "exploration.drafts=1 exploration.stop_with_training=false",
+    "budget.usd=1 price.reserved_usd_per_hour=0 price.spot_usd_per_hour=0 price.book=b price.offer=H100@a",
+    "model.adapter=/a model.reference=adapter adaptation.mode=lora", "checkpoint.mirror=/",
+    "runtime.cluster=a:1", "runtime.spot_workers=0", "runtime.spot_workers=1024",
+]  # fmt: skip
+
+CONTRADICTIONS = {
+    "seed": "--set seed: write section.key=value",
+    "=3": "--set =3: write section.key=value",
+    "seed=-1": "seed = -1 (from --set): must be at least 0; raise it",
+    "more.seed=1": "more (from --set): no such setting",
+    "lr=1": "did you mean optimizer.learning_rate?",
+    "sampling.steps=3": "did you mean sampling.rollout_steps?",
+    "sampling.seed=1": "did you mean seed?",
+    "sampling.rank=1": "did you mean adaptation.rank?",
+    "sampling.sde=3": "sampling.sde = '3' (from --set): must be one of 'flow', 'cps', 'none'",
+    "sampling.zzz=1": "section sampling has rollout_steps, ",
+    "runtime.spot_workers=many": "give a whole number from 0 to 1,024, or auto for every device",
+    "runtime.spot_workers=1025": "give a whole number from 0 to 1,024, or auto for every device",
+    "sampling.window_stop=3": "leave room for 3;",
+    "sampling.rollout_steps=8": "window_stop is 9, above rollout_steps=8",
+    "sampling.sde=cps sampling.noise_level=1.01": "cps needs at most 1 ",
+    "sampling.sde=cps sampling.window_stop=10": "must be at most rollout_steps - 1 = 9",
+    "algorithm.updates_per_iteration=17": "above prompts_per_iteration=16",
+    "price.spot_usd_per_hour=10.99": "above reserved_usd_per_hour=10.98",
+    "price.offer=H100@a": "without price.book",
+    "price.book=b": "price.offer is ''",
+    "price.book=b price.offer=@a": "price.offer is '@a'",
+    "price.book=b price.offer=H100@,a": "price.offer is 'H100@,a'",
+    "price.book=b price.offer=H100@a,": "price.offer is 'H100@a,'",
+    "runtime.scorer_gpu=0.5 model.device=cpu": "no GPU is looked at",
+    "runtime.scorer_gpu=0.5 runtime.cluster=local": "divides no GPUs",
+    "runtime.cluster=far": "no address of a Ray cluster",
+    "runtime.cluster=far:x": "no address of a Ray cluster",
+    "runtime.cluster=':1'": "no address of a Ray cluster",
+    "model.adapter=/a": "which trains no adapters",
+    "model.reference=adapter": "no model.adapter is named",
+    "budget.usd=1 price.reserved_usd_per_hour=0 price.spot_usd_per_hour=0": "no dollar would be counted",
+    "sequence_parallel.rollout=4": "there are 3 workers",
+    "sequence_parallel.explore=2 model.compile=true": "shared by 2 devices",
+    "runtime.trainers_leave=true algorithm.advantage_std=batch": "before the last reward",
+    "runtime.trainers_leave=true sequence_parallel.rollout=2": "trainers share samples",
+    "runtime.reserved_workers=3 runtime.trainer_workers=3 algorithm.gradient_shards=2": "at least one shard",
+    "runtime.trainer_workers=2": "reserved devices alone train with",
+    "runtime.trainer_workers=2 algorithm.gradient_shards=2": "a spot device that joins is sent",
+    "runtime.trainer_workers=4 algorithm.gradient_shards=4 adaptation.mode=lora": "spot_workers=2 together",
+    "runtime.reserved_workers=2 runtime.trainer_workers=2 sequence_parallel.rollout=2": "one group at a time",
+    "sequence_parallel.rollout=2 evaluation.size=64x64": "sequences of one length",
+    "runtime.spot_workers=0 runtime.standby_workers=1": "every worker trains",
+    "runtime.trainer_workers=2 algorithm.gradient_shards=2 runtime.standby_workers=1": "every worker trains",
+    "exploration.fidelities=[]": "name at least one",
+    "exploration.fidelities=['full','full']": "each once",
+    "exploration.stop_with_training=false": "must be counted",
+    "evaluation.size=64x": "evaluation.size is '64x'",
+    "checkpoint.mirror=here": "checkpoint.mirror is 'here'",
+    "checkpoint.mirror=s3://": "checkpoint.mirror is 's3://'",
+    "checkpoint.mirror=://a": "checkpoint.mirror is '://a'",
+}
+
+
+@pytest.mark.parametrize("settings", AT_THEIR_LIMITS)
+def test_settings_that_just_fit_together_are_taken(settings: str):
+    load_config(None, settings.split(), {})
+
+
+@pytest.mark.parametrize(("settings", "says"), CONTRADICTIONS.items())
+def test_settings_that_cannot_be_together_are_refused(settings: str, says: str):
+    text = refusal(sets=tuple(settings.split()))
+    assert says in text and "settings are wrong" not in text
+
+
+def test_each_wrong_setting_has_a_line():
+    assert refusal(sets=("seed", "=3")).startswith("2 settings are wrong:\n--set seed: ")
 
 
 def test_a_trainer_has_two_hours_or_24_leases():

@@ -144,7 +144,7 @@ def process_start_s(pid: int) -> float:
         return round(psutil.Process(pid).create_time() - psutil.boot_time(), 2)
     # The name, in brackets, may hold blanks and brackets; the start is the 20th field after it.
     ticks = int(stat.rpartition(")")[2].split()[19])
-    return round(ticks / os.sysconf("SC_CLK_TCK"), 2)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def process_is_alive(pid: int, noted_s: float | None) -> bool:

@@ -100,8 +100,17 @@ def test_a_damaged_newest_one_is_passed_over_and_told(
 def test_all_damaged_is_an_error(store: CheckpointStore):
     DAMAGES[1](save(store, 1))
     DAMAGES[0](save(store, 2))
-    with pytest.raises(CheckpointError, match=r"iteration-000002.*iteration-000001"):
+    both = r"iteration-000002\S+ has 10 bytes, not 256; .*iteration-000001\S+ fails its \w+ checksum"
+    with pytest.raises(CheckpointError, match=both):
         store.load_latest()
+
+
+def test_a_checkpoint_of_another_format_is_refused(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.record.checkpoints, "_FORMAT", 99)
+        save(store, 1)
+    with pytest.raises(CheckpointError, match="has format 99, this code reads"):
+        store.load(1)
 
 
 def test_a_save_after_going_back_is_the_newest_and_stays(tmp_path: Path):
@@ -214,15 +223,16 @@ def test_impossible_arguments(tmp_path: Path):
         CheckpointStore(tmp_path, keep=0)
     with pytest.raises(ValueError, match="iteration is -1"):
         CheckpointStore(tmp_path, keep=1).save(-1, {}, {})
+    CheckpointStore(tmp_path, keep=1).save(0, {}, {})
 
 
 def test_a_pinned_checkpoint_stays_until_another_one_is_pinned(store: CheckpointStore):
-    assert store.pinned is None
+    assert (store.pinned, store.oldest) == (None, 0)
     for iteration in range(1, 5):
         save(store, iteration)
         if iteration == 2:
             store.pin(2)
-    assert (store.pinned, store.iterations()) == (2, [2, 3, 4])
+    assert (store.pinned, store.oldest, store.iterations()) == (2, 2, [2, 3, 4])
     store.pin(4)
     save(store, 5)
     assert (store.pinned, store.iterations()) == (4, [4, 5])

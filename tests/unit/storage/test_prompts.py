@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from storage.config.loading import list_presets, load_config
-from storage.errors import PromptFileError
+from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts.files import (
     PromptRecord,
     compared_prompts,
@@ -112,6 +113,7 @@ def test_shares_are_of_the_largest_remainders_and_no_tag_is_left_out():
     assert of_tags(drawn) == {"a": 5, "b": 3, "c": 1, "d": 1}
     assert [one.prompt_id for one in drawn] == sorted(one.prompt_id for one in drawn)
     assert of_tags(draw_subset(prompts(a=50, b=30, c=15, d=1), 2)) == {"a": 1, "b": 1}
+    assert of_tags(draw_subset(prompts(a=50, b=30, c=15, d=1), 4)) == dict.fromkeys("abcd", 1)
     assert of_tags(draw_subset(prompts(a=3, b=3), 6)) == {"a": 3, "b": 3}
 
 
@@ -273,6 +275,48 @@ def test_only_the_columns_of_prompts_are_read(tmp_path: Path, ending: str) -> No
     for record in load_prompts(file):
         assert record.metadata.keys() == {"tag", "include", "prompt"}
         json.dumps(record.metadata)
+
+
+def objects(count: int = 1, index: int = 0) -> dict[str, Any]:
+    cats = {"class": "cat", "count": count}
+    return {"include": [cats, {"class": "dog", "count": 1, "position": ["left of", index]}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": "x" * 10_000}, ""),
+        ({"prompt": "x" * 10_001}, "a prompt of 10,001 characters, above 10,000"),
+        ({"more": json.loads("[" * 15 + "]" * 15)}, ""),
+        ({"more": json.loads("[" * 16 + "]" * 16)}, "nest deeper than 16 levels"),
+        (objects(count=1000), ""),
+        (objects(count=1001), "from 1 to 1,000, got 1001"),
+        (objects(index=1), "must be another of the 2 objects"),
+        (objects(index=2), "must be another of the 2 objects"),
+        (objects(index=-1), "must be another of the 2 objects"),
+        ({"image": "data:image/png;base64," + "A" * 65_514}, ""),
+        ({"image": "data:image/png;base64," + "A" * 65_515}, "of 65,537 characters, above 65,536"),
+        ({"preferred": "data:image/png;base64,"}, "a pair has both preferred and rejected"),
+    ],
+)
+def test_rows_reach_their_limits_and_no_further(tmp_path: Path, row: dict[str, Any], says: str):
+    path = write(tmp_path / "p.jsonl", {"prompt": "a dog"} | row)
+    with pytest.raises(PromptFileError, match=says) if says else nullcontext():
+        assert [record.metadata for record in load_prompts(path)] == [{"prompt": "a dog"} | row]
+
+
+def test_a_run_takes_a_file_of_just_enough_prompts(tmp_path: Path):
+    path = write(tmp_path / "p.txt", "one", "two", "three")
+    settings = [f"prompts.train={path}", f"prompts.evaluate={path}"]
+    for train, evaluate, says in (
+        (3, 3, ""),
+        (4, 3, "prompts.train names a file of 3 prompts, fewer than algorithm.prompts_per_iteration = 4"),
+        (3, 4, "prompts.evaluate names a file of 3 prompts, fewer than evaluation.prompts = 4"),
+    ):
+        counts = [f"algorithm.prompts_per_iteration={train}", f"evaluation.prompts={evaluate}"]
+        config = load_config(None, settings + counts, {})
+        with pytest.raises(ConfigurationError, match=says) if says else nullcontext():
+            load_run_prompts(config)
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.0, "2", None, 10**9])

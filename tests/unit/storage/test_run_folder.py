@@ -82,6 +82,61 @@ def test_a_run_that_begins_again_has_none_of_its_parts(store: RunStore, kept: in
     assert store.run("r").last_iteration is None
 
 
+def test_what_a_call_has_written_is_on_disk_when_it_returns(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    synced, fsync, run = dict[str, int](), os.fsync, store.folder("r").path
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced[path.name] = path.stat().st_size * path.is_file()
+
+    monkeypatch.setattr(os, "fsync", watched)
+    save(store, 1)
+    files = {path.name: path.stat().st_size for path in run.glob("iteration-*/**/*") if path.is_file()}
+    assert len(files) > 3
+    assert synced == files | dict.fromkeys(("checkpoint", ".saving-iteration-000001", "r"), 0)
+    for change, names in (
+        (lambda: store.add_event("r", "note", "x"), {"events.jsonl"}),
+        (lambda: store.set_status("r", "failed"), {".writing-run.json", "r"}),
+        (lambda: store.discard_after("r", 0), {"r"}),
+    ):
+        synced.clear()
+        change()
+        assert synced.keys() == names
+
+
+def test_only_rows_to_which_a_run_cannot_return_are_compacted(store: RunStore):
+    folder = store.folder("r")
+    commit(store, 1, 3)
+    store.discard_after("r", 1)
+    commit(store, 2, 4)
+    folder.compact(before=4, at_least=4)
+    assert folder.listing().parts == []
+    folder.compact(before=4, at_least=3)
+    listing = folder.listing()
+    left = ["iteration-000004", "discarded-0001-iteration-000002", "discarded-0001-iteration-000003"]
+    assert [one.name for one in listing.folders] == left
+    assert {one.number for one in listing.covered} == {1, 2, 3}, "a query may still read them"
+    folder.compact(at_least=3)
+    listing = folder.listing()
+    assert ([one.name for one in listing.parts], listing.folders) == (["part-000002"], [])
+    assert (listing.last_iteration, listing.discardings) == (4, 1)
+    assert lives(store).keys() == {1, 2, 3, 4}
+    store.discard_after("r", 3)
+    assert lives(store).keys() == {1, 2, 3} and store.run("r").last_iteration == 3
+
+
+def test_many_small_parts_become_one(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("storage.record.run_folder.COMPACTED_AT", 2)
+    folder, found = store.folder("r"), []
+    commit(store, 1, 4)
+    for before in (2, 3, 4):
+        folder.compact(before, at_least=1)
+        found.append([part.number for part in folder.listing().parts])
+    assert found == [[1], [1, 2], [3]]
+    assert lives(store).keys() == {1, 2, 3, 4}
+
+
 def test_a_part_that_a_killed_sweep_half_deleted_blocks_nothing(store: RunStore):
     commit(store, 1, 3)
     store.folder("r").compact(at_least=1)

@@ -340,6 +340,9 @@ def test_what_is_not_given_stays(store: RunStore, run_r: None):
     assert store.notes() == {"r": RunNotes(("paper", "good"), "a word", True)}
     store.change_notes("r", tags=[], archived=False)
     assert store.notes() == {"r": RunNotes((), "a word", False)}
+    longest = RunNotes(tuple(f"{number:040}" for number in range(20)), "x" * 2000)
+    store.change_notes("r", tags=longest.tags, note=longest.note)
+    assert store.notes_of("r") == longest
 
 
 def test_the_newest_link_to_a_place_counts(store: RunStore, run_r: None):

@@ -21,10 +21,11 @@ from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE
 from storage.readers.figures import last_moment
-from storage.readers.follower import Follower
+from storage.readers.follower import Follower, Position
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
+from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.read_runs import Followed, begin, commit, followed
 from tests.running_up import free_port, wait_until
@@ -132,7 +133,7 @@ def test_it_tells_why_a_run_failed_or_ended_early(store: RunStore, hook: Hook):
 def test_outages_hold_up_no_run_and_nothing_is_lost(store: RunStore, hook: Hook):
     config = begin(store, "r", os.getpid(), to=["webhook"])
     own = Followed(store, "r", config)
-    for status, said in ((503, "it answered 503"), (0, "it did not answer"), (429, "it answered 429")):
+    for status, said in ((500, "it answered 500"), (0, "it did not answer"), (429, "it answered 429")):
         hook.status = status
         before = len(own.troubles)
         store.add_event("r", "hacking", f"alarm {status}")
@@ -144,7 +145,7 @@ def test_outages_hold_up_no_run_and_nothing_is_lost(store: RunStore, hook: Hook)
         wait_until("it answers again", lambda before=before: len(own.troubles) > before + 1)
     store.set_status("r", "finished")
     own.readers.finish("finished")
-    assert [text.split(": ")[-1] for text in hook.told[:-1]] == ["alarm 503", "alarm 0", "alarm 429"]
+    assert [text.split(": ")[-1] for text in hook.told[:-1]] == ["alarm 500", "alarm 0", "alarm 429"]
     assert "finished" in hook.told[-1]
     assert SECRET not in all_kept(store)
 
@@ -206,6 +207,40 @@ def test_a_webhook_that_does_not_exist_is_left_out(store: RunStore, hook: Hook, 
         f"Webhook refused the run's end (ValueError: it answered {status}); the run goes on without it"
     ]
     assert hook.asked == 2
+
+
+def test_of_several_things_that_are_refused_the_first_is_told_and_how_many(store: RunStore, hook: Hook):
+    config = begin(store, "r", os.getpid(), to=["webhook"])
+    store.add_event("r", "hacking", "an alarm")
+    hook.status = 404
+    first, last = followed(store, "r", config)
+    assert first.startswith("Webhook refused event ")
+    assert last.startswith("Webhook refused 2 things, the last was the run's end; ")
+
+
+def test_what_a_reader_lacks_in_words(store: RunStore):
+    begin(store, "r", os.getpid(), to=["webhook"])
+    reader = telling.WebhookReader(store.home)
+    follower = Follower(store.home, "r", "webhook", reader, pytest.fail)
+    assert follower.lacking() == "the run's end"
+    for iteration, which in ((1, "iterations 0 to 1"), (2, "iterations 0 to 2")):
+        commit(store, "r", iteration)
+        assert follower.lacking() == f"the figures of {which}, the run's end"
+    for moment, lacks in ((3, "the figures of iteration 2, the run's end"), (4, "the run's end")):
+        Position(reader.label, moment).write(follower.file)
+        follower.read_position()
+        assert follower.lacking() == lacks
+
+
+@pytest.mark.parametrize(("ago_s", "is_told"), [(3500.0, False), (3700.0, True)])
+def test_a_run_that_ended_on_another_machine_is_told_an_hour_later(
+    store: RunStore, hook: Hook, ago_s: float, is_told: bool
+):
+    begin(store, "far", os.getpid(), to=["webhook"])
+    store.set_status("far", "failed", at=time.time() - ago_s)
+    store.folder("far").change(RUN_FILE, lambda run: run | {"host": "elsewhere"})
+    assert followed(store, "later", begin(store, "later", os.getpid(), to=["webhook"])) == []
+    assert [text.split()[2] for text in hook.told] == ["later", "far"][: 1 + is_told]
 
 
 def test_a_separate_evaluation_is_told_with_its_score(store: RunStore, hook: Hook):
@@ -323,9 +358,30 @@ def test_no_password_goes_to_another_machine_without_encryption(
         assert server.login == []
         monkeypatch.delenv(telling.USER_VARIABLE)
         telling.MailReader(store.home).send("hello")
-    assert "Subject: hello" in server.taken[0]
+    assert "Subject: hello\nFrom: ada@example.org\n" in server.taken[0]
     with pytest.raises(ConnectionRefusedError):
         telling.MailReader(store.home).send("nobody listens there any more")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        (telling.MAIL_VARIABLE, "ada@example.org, bob", "to its recipients"),
+        (telling.MAIL_VARIABLE, "ada\n@example.org", "to its recipients"),
+        *((telling.SERVER_VARIABLE, server, "to the server") for server in ("", "h:0", "h:x", "h/x", "me@h")),
+        (telling.USER_VARIABLE, "me", "or neither"),
+        (telling.PASSWORD_VARIABLE, SECRET, "or neither"),
+    ],
+)
+def test_mail_that_cannot_be_sent_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+):
+    monkeypatch.setenv(telling.MAIL_VARIABLE, "ada@example.org,bob@example.org")
+    monkeypatch.setenv(telling.SERVER_VARIABLE, "smtp.example.org")
+    check_readers(TrackingConfig(to=("mail",)))
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError, match=says):
+        check_readers(TrackingConfig(to=("mail",)))
 
 
 @pytest.mark.parametrize("address", [f"hooks.example.org/{SECRET}", f"file:///{SECRET}"])

@@ -9,7 +9,7 @@ import pytest
 
 from storage import text
 from storage.errors import PromptFileError
-from storage.text import is_loopback, is_text, parse_json, read_text_file
+from storage.text import is_loopback, is_text, parse_json, read_text_file, web_address
 
 
 def refusal(path: Path | str) -> str:
@@ -36,6 +36,8 @@ def test_what_would_never_end_is_not_begun(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(text, "LARGEST_FILE_BYTES", 3)
     (tmp_path / "large").write_text("four")
     assert "has 4 bytes, above the 3 that are read" in refusal(tmp_path / "large")
+    (tmp_path / "just read").write_text("abc")
+    assert read_text_file(tmp_path / "just read", "the file", PromptFileError) == "abc"
 
 
 def test_text_is_utf8_with_or_without_a_mark(tmp_path: Path):
@@ -59,6 +61,17 @@ def test_a_loopback_address_is_known_in_every_form(host: str):
 )
 def test_what_other_machines_may_reach_is_no_loopback_address(host: str):
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_one"),
+    [
+        ("http://h", True), ("https://h:1/x", True), ("ftp://h", False), ("http://", False),
+        ("http://h:0", False), ("http://h:x", False), ("http://[::1", False),
+    ],
+)  # fmt: skip
+def test_an_address_of_the_web_has_a_scheme_and_a_host(address: str, is_one: bool):
+    assert (web_address(address) is not None) is is_one
 
 
 def test_what_is_no_json_is_refused_by_its_line_and_column():

@@ -18,7 +18,7 @@ from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import load_model
 from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.model_card import public
+from storage.model_card import curve_picture, public
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tasks.export import export_run
@@ -83,6 +83,22 @@ def test_a_familys_run_gives_what_its_pipeline_loads(home: Home, tmp_path: Path)
     assert "base_model:" not in card, "the hub refuses a folder"
     assert "after iteration 2](curve.svg)" in card and '"family": "sd3.5"' in card
     ET.fromstring((out / "curve.svg").read_text(encoding="utf-8"))
+
+
+def test_the_curve_is_drawn_to_scale():
+    """From iteration 0 at the left, 45, to the last one at 585; a score of 0 is at 175, of 1 at 15."""
+    drawn = ET.fromstring(curve_picture([(0, 0.25), (10, 0.5), (40, 1.0)]))
+    points = ["45.0,135.0", "180.0,95.0", "585.0,15.0"]
+    [line] = drawn.iterfind(".//{*}polyline")
+    assert line.get("points") == " ".join(points)
+    assert [f"{dot.get('cx')},{dot.get('cy')}" for dot in drawn.iterfind(".//{*}circle")] == points
+    grid = ["M45 175.0H585", "M45 95.0H585", "M45 15.0H585"]
+    assert [each.get("d") for each in drawn.iterfind(".//{*}path")] == grid
+    texts = [(each.get("x"), each.get("y"), each.text) for each in drawn.iterfind(".//{*}text")]
+    assert texts == [
+        ("8", "179.0", "0.0"), ("8", "99.0", "0.5"), ("8", "19.0", "1.0"), ("45", "198", "iteration 0"),
+        ("585", "198", "40"),
+    ]  # fmt: skip
 
 
 def velocity_of(model: Any) -> torch.Tensor:

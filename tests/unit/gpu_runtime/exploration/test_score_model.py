@@ -216,6 +216,18 @@ def test_own_past_counts_by_its_weight_and_others_tell_how_prompts_differ():
     assert 0.3 < unknown < 0.7
 
 
+def test_latent_numbers_are_rounded_to_the_table_and_those_beyond_get_its_ends():
+    model = ScoreModel([np.array([2.0, 5.0, 5.0, 8.0])], [NOTHING], ())
+    strata = (np.arange(4000) + 0.5) / 4000
+    logits = np.random.default_rng(0).permutation(np.log(strata) - np.log1p(-strata))
+    both_ways = model.draws(strata, np.stack([logits, -logits], axis=1), np.full((4000, 2), 0.5))
+    assert both_ways.mean() == pytest.approx(5.0, abs=0.01), "a cell is 0.06 wide"
+    ends = model.draws(np.full(2, 0.5), np.array([[-1e3], [1e3]]), np.full((2, 1), 0.5))
+    table = _ranked_table(np.array([2.0, 5.0, 8.0]), np.array([1.0, 2.0, 1.0]), np.array([0.25, 0.75, 1.0]))
+    assert ends.ravel().tolist() == [table[0], table[-1]]
+    assert table[0] < table[1] and table[-2] < table[-1]
+
+
 def test_without_any_score_success_and_failure_are_equally_likely():
     found = predicted([[]])
     assert set(np.unique(found)) == {0.0, 1.0}

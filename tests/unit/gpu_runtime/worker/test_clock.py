@@ -53,6 +53,10 @@ def test_a_wall_clock_that_is_corrected_a_little_has_not_jumped():
     assert times.jumps() == []
     times.wall_s += 0.2
     assert [by_s for _, by_s in times.jumps()] == [pytest.approx(1.1)], "but the sum of many counts"
+    times = Times()
+    times.wall_s += 1.0
+    assert times.jumps() == [(1.7e9, 1.0)]
+    assert times.clock.at(60.0) == 1.7e9 + 10
 
 
 def test_a_process_that_begins_after_a_jump_counts_like_the_one_that_started_it():

@@ -54,7 +54,7 @@ def test_two_cores_serve_sixteen_processes_and_eight_without_a_warning(
 ):
     def warnings(count: int) -> list[str]:
         others = {"spot_workers": 1, "cluster": "ray"} | {setting: count - (setting == "spot_workers")}
-        return quick_checks.check_inputs(config(tmp_path, runtime=others)).warnings
+        return list(quick_checks.check_inputs(config(tmp_path, runtime=others)).warnings)
 
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert warnings(8) == []

@@ -12,7 +12,7 @@ help: ## list the targets
 
 install: $(INSTALLED) ## virtual environment with everything (about two minutes)
 
-# torch goes first, so that pip settles on the build that lies at hand before it looks at the rest.
+# torch goes first, so that pip settles on the local build before it looks at the rest.
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; name a Python >= 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Spotlight needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) -V 2>&1); name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -46,7 +46,7 @@ lint: install ## style, types and the borders between the rooms
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# An environment of their own: these tools need other versions than Spotlight does.
+# A separate environment: these tools need other versions than Spotlight does.
 .venv-deploy/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-deploy
 	.venv-deploy/bin/python -m pip install --quiet --upgrade 'pip>=25.1'

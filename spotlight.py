@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return what completion offers."""
+    """Return the names that completion offers."""
     return __all__
 
 
@@ -73,7 +73,7 @@ class Evaluation:
         run_id: the run whose newest checkpoint was scored; None for an untouched model.
         iteration: after which the checkpoint was made; 0 for an untouched model.
         score: mean over the images, in [0, 1].
-        exact: share of the images that do all that their prompt asks; None if the reward gives no verdict.
+        exact: share of images that satisfy their prompt completely; None if the reward gives no verdict.
         figures: all figures, as `spotlight evaluate` prints them (intervals, by tag, `difference`).
     """
 
@@ -159,7 +159,7 @@ class Run:
             logging.disable(disabled)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of the run: its state, its scores, images before and after."""
+        """Return the notebook's view of the run: its state, its scores, images before and after."""
         from ui.elements.image_grid import run_html
 
         return run_html(self.run_id, self.status, self.scores, self.images)
@@ -190,8 +190,8 @@ def train(
     Args:
         preset: a preset's name (`spotlight presets` lists them), or a TOML file; None takes the defaults.
         settings, iterations: changes to the preset.
-        run_id, name: the new run's identifier, or the beginning of a generated one.
-        cluster, ray_address: what starts the processes, or a running Ray cluster; None keeps the settings'.
+        run_id, name: the new run's identifier, or the prefix of a generated one.
+        cluster, ray_address: how processes start, or a running Ray cluster; None keeps the settings'.
         on_iteration: called after each committed iteration with its number and its metrics, in another
             thread; what it raises ends the run, which `resume` continues.
 
@@ -275,7 +275,7 @@ def evaluate(
 
 
 def export(run_id: str, out: str | Path) -> Path:
-    """Write a run's weights as diffusers loads them to a new or empty folder; return its absolute path.
+    """Write a run's weights in diffusers format to a new or empty folder; return its absolute path.
 
     Raises:
         SpotlightError: the run or its checkpoint does not exist, or the folder is not empty.
@@ -301,7 +301,7 @@ def runs() -> pd.DataFrame:
 
 
 def load_run(run_id: str) -> Run:
-    """Return the record of a run, finished or not, by its identifier, the beginning of it, or `last`.
+    """Return the record of a run, finished or not, by its identifier, a prefix of it, or `last`.
 
     Raises:
         SpotlightError: the run does not exist, or several begin with the text; the message names some.
@@ -312,7 +312,7 @@ def load_run(run_id: str) -> Run:
 
 
 def settings(preset: str | Path | None = None, settings: Settings | None = None) -> dict[str, Any]:
-    """Return a new run's settings by dotted name; arguments and refusals as of `train`."""
+    """Return a new run's settings by dotted name; arguments and refusals as for `train`."""
     from flows.start import new_configuration
     from storage.config.loading import by_name
 

@@ -2,17 +2,17 @@
 
 An iteration takes P prompts, generates G images of each, rewards them, and takes one step of the optimiser
 towards the images that are better than the others of their prompt. A prompt whose images are all equally good
-teaches nothing. So exploration drafts more seeds than G and keeps the G whose rewards differ most. It drafts
-with the weights of before the last training step: spot GPUs draft while the reserved ones train.
+teaches nothing. So exploration drafts more than G seeds and keeps the G whose rewards differ most. It drafts
+with the weights from before the last training step: spot GPUs draft while the reserved ones train.
 
     python examples/algorithm.py                             # seconds: a model that writes three characters
     python examples/algorithm.py --iterations 2 --drafts 0   # without exploration
 
-The second command ends with the very weights of `spotlight train --preset smoke`, because each random number
-follows from (run seed, iteration, prompt, seed, step) and nothing else. `spotlight train` computes the same
-on many devices, commits its work, and continues when spot instances are taken away.
+The second command ends with exactly the weights of `spotlight train --preset smoke`, because each random
+number depends on (run seed, iteration, prompt, seed, step) and nothing else. `spotlight train` computes the
+same on many devices, commits its work, and continues when spot instances are taken away.
 
-Letters in names of tensors: B batch, P prompts, G images of a prompt, R rows (one a stochastic step of an
+Letters in tensor names: B batch, P prompts, G images of a prompt, R rows (one per stochastic step of an
 image), S image tokens, C latent channels.
 """
 
@@ -86,7 +86,7 @@ class Algorithm:
         return means
 
     def explore(self, iteration: int) -> list[tuple[PromptRecord, Sequence[int]]]:
-        """The prompts of an iteration; of each draft many seeds, and keep the G whose rewards differ most."""
+        """Take an iteration's prompts; draft many seeds for each and keep the G whose rewards differ most."""
         algorithm, plan = self.config.algorithm, []
         count, ids = algorithm.prompts_per_iteration, range(len(self.prompts))
         for prompt_id in sorted(prompts_of_iteration(ids, count, self.config.seed, iteration)):
@@ -135,14 +135,14 @@ class Algorithm:
         return torch.tensor(values, dtype=torch.float64)
 
     def advantages(self, reward_PG: torch.Tensor) -> torch.Tensor:
-        """How much better an image is than the others of its prompt; NaN where all are the same."""
+        """Return how much better each image is than the others of its prompt; NaN if all are the same."""
         centred_PG = reward_PG - reward_PG.mean(dim=1, keepdim=True)
         scaled_PG = centred_PG / (reward_PG.std(dim=1, correction=0, keepdim=True) + 1e-4)
         differs_P1 = centred_PG.abs().amax(dim=1, keepdim=True) > 1e-8
         return torch.where(differs_P1, scaled_PG.clamp(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), torch.nan)
 
     def train(self, rows: list[Row], advantage_PG: torch.Tensor) -> int:
-        """Take one step of the optimiser; returns how many prompts gave a gradient."""
+        """Take one step of the optimiser; return how many prompts gave a gradient."""
         s, clip = self.config.sampling, GrpoOptions(**self.config.algorithm.options).clip_range
         advantage_of_row = advantage_PG.float().flatten().repeat_interleave(s.window_size)
         pairs = [(row, A) for row, A in zip(rows, advantage_of_row, strict=True) if not A.isnan()]

@@ -1,7 +1,7 @@
-"""A judge behind HTTP, for the scorer `vlm`: what a server must speak, in one file of the standard library.
+"""A judge behind HTTP for the scorer `vlm`: the protocol in one file, with the standard library's server.
 
-It stands for a vision language model: it answers OpenAI's chat completions, and its opinion of an image is
-how much of it has the colours that the text names. Start it, and train on what it says:
+It stands in for a vision language model: it answers OpenAI's chat completions, and scores an image by how
+much of it has the colours that the text names. Start it, and train on its scores:
 
     python examples/judge_server.py --port 8100
     spotlight train --preset shapes --set reward.scorer=vlm --set iterations=2 \
@@ -34,7 +34,7 @@ PALETTE = {
     "grey": (128, 128, 128),
 }  # fmt: skip
 FULL_SHARE = 0.05
-"""Part of the image that has to have a colour for the colour to be there in full."""
+"""Share of the image from which a colour counts in full."""
 
 
 def opinion(image_HWC: np.ndarray, text: str) -> float:

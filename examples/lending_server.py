@@ -1,10 +1,10 @@
-"""A small lender of the form that the provider `lending` asks: a serving fleet with a load, as a guide.
+"""A small lender for the provider `lending`: a serving fleet with a load, as a template.
 
 A device that is called back serves again only after seconds: the run asks once a second, its worker ends the
-denoising steps under way, and the server loads its own weights. So the fleet goes by the load that it
+denoising steps under way, and the server loads its own weights. So the fleet plans for the load that it
 expects after that time (`LoadForecast`), and the lender keeps `margin` devices above what that needs. When
 the load rises, it calls lent devices back, the newest first; a lent device serves again once it has been
-released. What a run does not give back stays with it: a fleet that cannot wait must end the run's processes.
+released. A run keeps devices until it gives them back: a fleet that cannot wait must end the run's processes.
 """
 
 from __future__ import annotations

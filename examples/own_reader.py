@@ -1,6 +1,6 @@
-"""A reader of one's own: the figures of a run in SwanLab.
+"""Your own reader: it sends a run's figures to SwanLab.
 
-A `Reader` takes what a run records, and a `ReaderPlugin` makes one from settings. With `swanlab` installed:
+A `Reader` takes a run's records, and a `ReaderPlugin` builds it from settings. With `swanlab` installed:
 
     PYTHONPATH=examples spotlight train --preset glyphs --set 'tracking.to=["own_reader:SWANLAB"]'
 """

@@ -1,6 +1,6 @@
-"""A reward of one's own: how colourful an image is.
+"""Your own reward: how colourful an image is.
 
-A `Scorer` has `name` and `score`, and a `ScorerPlugin` says how settings become one. Run it:
+A `Scorer` has `name` and `score`, and a `ScorerPlugin` builds it from settings. Run it:
 
     PYTHONPATH=examples spotlight train --preset glyphs --set reward.scorer=own_reward:COLOURFUL \
         --set reward.options.full_at=60 --set iterations=2

@@ -1,6 +1,6 @@
-"""Two exploration strategies of one's own: one keeps other drafts, one drafts at another time.
+"""Two exploration strategies of your own: one keeps other drafts, one drafts at another time.
 
-The project's own strategies roll out the group with the largest variance of scores, by exact selection.
+The built-in strategies roll out the group with the largest variance of scores, by exact selection.
 `BEST_AND_WORST` takes as many of a prompt's best drafts as of its worst, a common shortcut. `FRESH_FIRST`
 drafts before the rollout as long as the weights change fast, and beside training from then on. Run one:
 
@@ -27,7 +27,7 @@ class Shares(Section):
     """Options of `BEST_AND_WORST`, in `[exploration.options]`."""
 
     best: float = Field(default=0.5, ge=0, le=1)
-    """Share of a group that are a prompt's best drafts; the others are its worst."""
+    """Share of a group taken from a prompt's best drafts; the rest are its worst."""
 
 
 @dataclass

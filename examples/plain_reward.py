@@ -8,7 +8,7 @@ import numpy as np
 
 
 def blue(image, prompt):
-    """How much more blue than red there is, from 0 to 1."""
+    """Return how much more blue than red an image has, from 0 to 1."""
     red, _, blue = np.asarray(image).reshape(-1, 3).mean(axis=0) / 255
     return 0.5 + (blue - red) / 2
 

@@ -16,7 +16,7 @@ import spotlight
 
 
 def figure_of(run: spotlight.Run) -> go.Figure:
-    """Reward and held-out score over the iterations, and what the devices' paid time went into."""
+    """Plot reward and held-out score over the iterations, and the devices' paid time by state."""
     titles = ("Training reward", "Held-out score", "Paid device time by state")
     figure = make_subplots(rows=1, cols=3, subplot_titles=titles)
     curves, scores = run.curves, run.scores

@@ -92,7 +92,7 @@ def disturb(
                 reporter().note(f"run {run_id} did not begin (exit code {code}); starting it again")
                 child = start(home, *train)
     if injector.trouble is not None:
-        raise RuntimeFailure(f"the faults could not be done: {injector.trouble}") from injector.trouble
+        raise RuntimeFailure(f"the faults could not be injected: {injector.trouble}") from injector.trouble
     if not _has_begun(home, run_id):
         raise RuntimeFailure(f"run {run_id} did not begin, {restarts + 1} times; see {home.logs}")
     wall_s = time.monotonic() - began

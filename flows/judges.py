@@ -78,7 +78,7 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
         ServerError: its port is taken.
     """
     place = urlsplit(url)
-    advice = "end what listens there, or choose another reward.options.url or --port"
+    advice = "stop the process that listens there, or choose another reward.options.url or --port"
     refuse_taken_port(place.port or 0, advice, place.hostname or "")
     log = Home.from_environment().ensure().logs / f"judge-{place.port}.log"
     supervised = python_command("-c", _SUPERVISOR, *command)

@@ -89,8 +89,8 @@ def train_run(
 
     Args:
         config: its settings, with the prices of its price book.
-        run_id: a run to resume, or the identifier of the new one; made up where it is missing.
-        preset: that the configuration of a new run comes from, as a person gave it; empty for none.
+        run_id: a run to resume, or the identifier of a new one; generated if missing.
+        preset: source of a new run's configuration, as the user gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
         repeats: facts `storage.environment.REPEATED` of the run that a new one reproduces; None for none.
     """
@@ -142,13 +142,13 @@ def train_run(
 post_train = flow(name="post-train", persist_result=False, on_running=[note_process])(
     crashes_with_its_cluster(train_run)
 )
-"""`train_run` as a separate flow; a flow that does a run calls the function."""
+"""`train_run` as a separate flow; a flow that trains calls the function."""
 
 
 def _finish(*steps: Callable[[], None]) -> None:
     """Do the last steps of a finished run, each even if one before it fails; raise the first failure.
 
-    A person who stops the run waits for none of them.
+    Stopping the run skips what is left of them.
     """
     failures: list[Exception] = []
     for step in steps:
@@ -202,8 +202,8 @@ def enter_run(
     check_resumable(known, os.getpid())
     if not config.computes_like(known.config):
         raise ConfigurationError(
-            f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` "
-            "takes its own"
+            f"run {run_id!r} has a different configuration than the one given; `spotlight resume {run_id}` "
+            "uses its stored one"
         )
     refuse_changed_inputs(known.environment, config)
     refuse_unfit_facts(known.environment, config.exploration)
@@ -297,12 +297,12 @@ def _note_troubles(session: Session, collected: Collected) -> None:
     add_event = partial(session.store.add_event, session.run_id)
     session.note_devices()
     for worker in _new(session, "lost_workers"):
-        add_event("worker_lost", f"worker {worker} died; what it held was done again")
+        add_event("worker_lost", f"worker {worker} died; its unfinished work was repeated")
     for start in _new(session, "failed_starts"):
         add_event("failed_start", start.in_words)
         reporter().note(f"worker {start.in_words}")
     for happened in _new(session, "lost_standbys"):
-        add_event("standby_lost", f"{happened}; another one is started")
+        add_event("standby_lost", f"{happened}; a new one is being started")
     for note in collected.notes:
         add_event("capacity", note)
     if storm := session.storm.after(collected.device_events):
@@ -310,8 +310,8 @@ def _note_troubles(session: Session, collected: Collected) -> None:
         reporter().note(storm)
     for jump in process_clock().take_jumps():
         message = (
-            f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times go on "
-            "from where they were, and no duration or cost has changed"
+            f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times "
+            "continue from where they were, and no duration or cost has changed"
         )
         add_event("clock_jump", message)
         reporter().note(message)

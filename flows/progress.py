@@ -149,7 +149,7 @@ class Reporter:
                 f"{result['wall_s'] / 60:.1f} min"
             )
             if short := too_short(result["iterations"]):
-                self.note(f"{short}; the difference of the scores means nothing yet")
+                self.note(f"{short}; the difference in scores means nothing yet")
         if result["drafts"]:
             gain = result["variance_gain"]
             by = ", by their drafts" if result["variance_gain_by"] == "drafts" else ""

@@ -82,7 +82,7 @@ def do_again(
 def refuse_drift(done: Reproduction) -> None:
     """Raise a DriftError that names the differences, if a run's results differ from its reference."""
     if done.verdict == "drifted":
-        raise DriftError(f"{done.reference} done again as {done.reproduction_id} drifted: {done.message}")
+        raise DriftError(f"{done.reference}, repeated as {done.reproduction_id}, drifted: {done.message}")
 
 
 def _judged(started: Reproduction, was: Reference | None, now: Reference, tolerance: float) -> Reproduction:

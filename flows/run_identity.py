@@ -61,7 +61,7 @@ def find_run(home: Home, text: str) -> str:
     if len(found) > 1:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise ConfigurationError(
-            f"{len(found)} runs begin with {text!r}: {', '.join(found[:3])}{more}; write more of it"
+            f"{len(found)} runs begin with {text!r}: {', '.join(found[:3])}{more}; give more of it"
         )
     return found[0] if found else text
 

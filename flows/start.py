@@ -1,6 +1,6 @@
 """The start of runs and evaluations, shared by the commands, the forms and `import spotlight`.
 
-Input that can be found wrong is refused before anything starts. Slow libraries are imported where they are
+Input that can be checked is checked before anything starts. Slow libraries are imported where they are
 used, so that a refusal comes at once.
 """
 
@@ -63,7 +63,7 @@ def train(
     cluster: str | None = None,
     ray_address: str | None = None,
 ) -> dict[str, Any]:
-    """Do `spotlight.train`; returns the result, as `storage.record.results.run_result` does.
+    """Run `spotlight.train`; return the result, as `storage.record.results.run_result` does.
 
     Args: those of `spotlight.train`.
     """
@@ -90,7 +90,7 @@ def resume(
     take_over: bool = False,
     trainers: int | None = None,
 ) -> dict[str, Any]:
-    """Do `spotlight.resume`; returns the result, as `storage.record.results.run_result` does.
+    """Run `spotlight.resume`; return the result, as `storage.record.results.run_result` does.
 
     Args: those of `spotlight.resume`.
     """
@@ -121,7 +121,7 @@ def evaluate(
     images: str | Path | None = None,
     compare: str | None = None,
 ) -> dict[str, Any]:
-    """Do `spotlight.evaluate`; returns the figures, as `flows.evaluate.evaluate_model` does.
+    """Run `spotlight.evaluate`; return the figures, as `flows.evaluate.evaluate_model` does.
 
     Args: those of `spotlight.evaluate`.
     """
@@ -204,7 +204,7 @@ def resumed_configuration(
     """Return the configuration for resuming a run.
 
     Args:
-        limits: settings of how long it may go on, `name=value` each.
+        limits: settings that limit its length, `name=value` each.
         changes: other settings that a resumed run may change.
         take_over: as in `resume`.
 
@@ -241,9 +241,7 @@ def evaluated_configuration(
         CheckpointError: the run has no checkpoint.
     """
     if run_id is not None and preset is not None:
-        raise ConfigurationError(
-            "--preset is given with a run, which has a configuration of its own; drop one"
-        )
+        raise ConfigurationError("--preset is given with a run, which has its own configuration; drop one")
     row = RunStore(home).run(run_id) if run_id else None
     if row is not None:
         refuse_simulated(row)
@@ -253,7 +251,9 @@ def evaluated_configuration(
     if not sources.get("evaluation.prompts", "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
         config = config.changed(evaluation={"prompts": len(load_prompts(config.prompts.evaluate))})
     if run_id and not CheckpointStore(home.run(run_id)).iterations():
-        raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
+        raise CheckpointError(
+            f"run {run_id!r} has no checkpoint yet; continue with `spotlight resume {run_id}`"
+        )
     return config, (preset or "") if row is None else row.environment.get(PRESET, "")
 
 
@@ -265,7 +265,7 @@ def post_train_under_server(
     new_limits: bool = False,
     taken: RunRow | None = None,
 ) -> dict[str, Any]:
-    """Do the flow `post-train` under a home's Prefect server; return the run's result.
+    """Run the flow `post-train` under a home's Prefect server; return the run's result.
 
     Args:
         preset: preset that a new run's settings come from; empty for none.
@@ -297,7 +297,7 @@ def post_train_under_server(
             reporter().note(f"Prefect UI: {ui_url}")
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)
-            with cancellable(run_id, f"go on with `spotlight resume {run_id}`"):
+            with cancellable(run_id, f"continue with `spotlight resume {run_id}`"):
                 summary = post_train.with_options(flow_run_name=run_id)(config, run_id, preset)
         except httpx.HTTPError as error:
             summary = result_without_server(store, run_id, error)
@@ -312,7 +312,7 @@ def run_to_resume(home: Home, run_id: str) -> RunRow:
     row = store.run(run_id)
     if row.status != "running":
         for path in store.folder(run_id).set_aside_damaged():
-            message = f"{path} is damaged and was moved aside; the run's pages lack its rows"
+            message = f"{path} is damaged and was renamed; its rows are missing from the run's pages"
             reporter().note(f"warning: {message}")
             store.add_event(run_id, "damaged", message)
     return row
@@ -335,7 +335,7 @@ def fetch_where_unknown(home: Home, run_id: str) -> None:
 
 
 def _check_and_import(config: RunConfig, module: str) -> None:
-    """Do the slow checks, and meanwhile import a flow with Prefect and torch."""
+    """Run the slow checks, and meanwhile import a flow with Prefect and torch."""
     from tasks.checks.early_check import cluster_class
 
     def import_libraries() -> None:
@@ -380,7 +380,7 @@ def _size_of(config: RunConfig) -> str:
     from tasks.inputs import images_in_words
 
     runtime = config.runtime
-    place = {"ray": "with a Ray cluster of its own", "local": "as local processes"}.get(
+    place = {"ray": "with its own Ray cluster", "local": "as local processes"}.get(
         runtime.cluster, f"on the Ray cluster at {runtime.ray_address}"
     )
     images = images_in_words(config)

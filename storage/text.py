@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 LARGEST_FILE_BYTES = 256 * 2**20
 """The most bytes of a file that is read whole: nothing that a person writes for a run comes near it."""
 
-NOT_TEXT = "must hold neither NUL nor half a surrogate pair"
+NOT_TEXT = "must contain neither NUL nor half a surrogate pair"
 """The reason in a refusal."""
 
 _MOST_PROBLEMS = 5  # of a file, in a message
@@ -95,7 +95,7 @@ def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -
         raise failure(f"{name} is a {kind}, not a file; check the path")
     if not is_read:
         raise failure(
-            f"{name} has {size_bytes:,} bytes, above the {LARGEST_FILE_BYTES:,} that are read; divide it, or "
+            f"{name} has {size_bytes:,} bytes, above the {LARGEST_FILE_BYTES:,} that are read; split it, or "
             "check the path"
         )
     return text

@@ -180,7 +180,7 @@ def _drifted(causes: list[Difference], results: list[Difference]) -> str:
     some = f"{len(results)} results differ, such as" if len(results) > 1 else "1 result differs:"
     came_out = f"{some} the {_name(results[0])}"
     if not causes:
-        return f"{came_out}; nothing that is recorded differs, so the run itself does not repeat"
+        return f"{came_out}; no recorded fact differs, so the run itself is not repeatable"
     return f"{came_out}; what differs: {_names(causes)}"
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 _WEIGHTS = "average.safetensors"
-_ADVICE = "look at the network, and whether the token may write there"
+_ADVICE = "check the network, and that the token may write there"
 
 
 def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run: bool) -> dict[str, Any]:
@@ -86,14 +86,14 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
     checkpoint = CheckpointStore(home.run(run_id)).load_latest()
     if checkpoint is None:
         raise CheckpointError(
-            f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`, then export it"
+            f"run {run_id!r} has no checkpoint yet; continue with `spotlight resume {run_id}`, then export it"
         )
     try:
         state = load(checkpoint.blobs[_WEIGHTS])
     except (KeyError, SafetensorError) as error:
         raise CheckpointError(
-            f"{checkpoint.path} has no {_WEIGHTS} that can be read ({error}); go on with `spotlight resume "
-            f"{run_id}`, then export it"
+            f"{checkpoint.path} has no {_WEIGHTS} that can be read ({error}); continue with `spotlight "
+            f"resume {run_id}`, then export it"
         ) from error
     curve, result = held_out_curve(store, run_id), run_result(store, run_id)
     out = claim_folder(out, "--out")
@@ -198,7 +198,7 @@ def _check_hub(name: str, uploads: bool) -> None:
         return
     if not get_token():
         raise ConfigurationError(
-            f"--push {quoted(name)} needs a token of the hub, and there is none here; run `hf auth login`, "
+            f"--push {quoted(name)} needs a Hub token, and none was found; run `hf auth login`, "
             "or set HF_TOKEN to one that may write"
         )
     with _asking_hub(name, _ADVICE):
@@ -225,5 +225,5 @@ def _asking_hub(name: str, advice: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, HTTPError) as error:  # ValueError: it refuses the card
         raise ServerError(
-            f"--push {quoted(name)}: the hub refused or did not answer ({one_line(str(error))}); {advice}"
+            f"--push {quoted(name)}: the Hub refused or did not answer ({one_line(str(error))}); {advice}"
         ) from error

@@ -31,7 +31,7 @@ def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
     runtime, price, each = config.runtime, config.price, question.per_instance
     if each and runtime.least_spot % each:
         raise ConfigurationError(
-            f"--per-instance is {each}, but {runtime.least_spot} spot devices are no whole number of such "
+            f"--per-instance is {each}, but {runtime.least_spot} spot devices are not a whole number of such "
             "instances; change --spot or --per-instance"
         )
     if config.sequence_parallel.largest > 1 and not each and runtime.least_workers > MOST_TOGETHER:
@@ -60,7 +60,7 @@ def price_histories(question: WhatIfQuestion) -> Mapping[PriceMarket, PriceHisto
         return read_price_history(question.prices, question.zone)
     if question.zone:
         raise ConfigurationError(
-            f"--zone {quoted(question.zone)} is one of a price file; name it by --prices"
+            f"--zone {quoted(question.zone)} belongs to a price file; name the file with --prices"
         )
     return {}
 
@@ -98,7 +98,9 @@ def market_of(question: WhatIfQuestion) -> SpotMarket:
     loss_rate, joint = question.given("loss_rate"), question.given("joint")
     if question.trace:
         if loss_rate is not None or joint is not None:
-            raise ConfigurationError("--trace says which instances go; leave --loss-rate and --joint out")
+            raise ConfigurationError(
+                "--trace decides which instances are lost; leave --loss-rate and --joint out"
+            )
         return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice, devices=each)
     rate = 3600 / shape.mean_lifetime_s if loss_rate is None else loss_rate
     joint = shape.multi_loss_share if joint is None else joint

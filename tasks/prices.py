@@ -65,7 +65,7 @@ def with_gpu_prices(
         return config
     if missing := [kind for kind, _ in asked.values() if kind not in _ZONES]:
         raise ConfigurationError(
-            f"no price of an {missing[0]} is known here; give the dollars an hour of a reserved and of a "
+            f"no price of an {missing[0]} is known here; give the dollars per hour of a reserved and of a "
             "spot device: price.reserved_usd_per_hour and price.spot_usd_per_hour, or --price of what-if"
         )
     book = known_prices()

@@ -77,7 +77,7 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
     except RunNotFoundError as error:
         names = ", ".join([*(gpu.name for gpu in GPUS), *(profile.name for profile in carried)])
         raise ConfigurationError(
-            f"{option} {quoted(name)} is no GPU or profile ({names}), no .json file and no run"
+            f"{option} {quoted(name)} is not a GPU or profile ({names}), a .json file or a run"
         ) from error
 
 
@@ -108,7 +108,7 @@ def find_curves(home: Home, reward: RewardConfig, objective: str, name: str | No
     except RunNotFoundError as error:
         names = ", ".join(curves.name for curves in carried)
         raise ConfigurationError(
-            f"--curve {quoted(name)} is no learning curve ({names}), no .json file and no run ({error})"
+            f"--curve {quoted(name)} is not a learning curve ({names}), a .json file or a run ({error})"
         ) from error
 
 
@@ -135,7 +135,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     }
     if len(tasks) > 1:
         raise ConfigurationError(
-            f"runs {', '.join(run_ids)} are of different tasks; take runs with one model.path, "
+            f"runs {', '.join(run_ids)} have different tasks; use runs with the same model.path, "
             "reward.scorer, algorithm.objective and evaluation.prompts"
         )
     signals = {config.reward.signal for config in configs}
@@ -186,7 +186,7 @@ def _arm_of(run_id: str, settings: ExplorationConfig) -> Arm:
         does = "changes how it explores" if strategy.decides_by_times else "trains on its drafts"
         raise ConfigurationError(
             f"run {run_id} {does} (exploration.strategy={settings.strategy}), "
-            "which no policy of what-if does; take runs with another strategy"
+            "which no policy of what-if does; use runs with another strategy"
         )
     if strategy.drafts_beside_training:
         return "stale"

@@ -78,7 +78,7 @@ class Simulation:
         if gpu is not None:
             if profile is not None or spot_profile is not None:
                 raise ConfigurationError(
-                    f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out"
+                    f"--gpu {quoted(gpu)} also names a profile; leave --profile or --gpu out"
                 )
             kind, _, spot_kind = gpu.partition(",")
             profile, spot_profile = named_gpu(kind).name, named_gpu(spot_kind).name if spot_kind else None
@@ -195,7 +195,8 @@ class Simulation:
         names = [known.name for known in policies]
         if policy is not None and policy not in names:
             raise ConfigurationError(
-                f"--policy {quoted(policy)} is no policy that is compared; name one of {', '.join(names)}"
+                f"--policy {quoted(policy)} is not among the compared policies; name one of "
+                f"{', '.join(names)}"
             )
         if policy is None and all(known.only_simulated for known in policies):
             raise ConfigurationError(
@@ -234,8 +235,8 @@ def _refuse_unfit(iterations: int, runtime: RuntimeConfig) -> None:
         )
     if runtime.counts_devices:
         raise ConfigurationError(
-            f"the settings ask for {runtime.devices_in_words}, and a simulated one has none of its "
-            "own; give their numbers: --reserved and --spot"
+            f"the settings ask for {runtime.devices_in_words}, and a simulated cluster has no devices to "
+            "count; give their numbers: --reserved and --spot"
         )
 
 

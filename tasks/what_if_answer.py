@@ -201,7 +201,7 @@ def basis(result: WhatIf) -> list[str]:
         *shared,
         *([result.serving] if result.serving else []),
         *profile_in_words(result.asked.profile),
-        "All policies do the same iterations: what is learned in them shows in figures of a score alone.",
+        "All policies do the same iterations: only figures about a score show what they learn.",
         *([curves] if curves else []),
     ]
 
@@ -255,7 +255,7 @@ def conclusions(result: WhatIf) -> list[str]:
     found += _milestones_in_words(result)
     if result.curves is not None and (other := other_learner(result.curves, result.model)):
         found.append(
-            f"The curves {result.curves.name} were {other}: what is said of scores shows how a bill follows "
+            f"The curves {result.curves.name} were {other}: figures about scores show how a bill follows "
             f"from curves, not how {result.model} learns."
         )
     return found
@@ -349,8 +349,8 @@ def _missing_drafts_in_words(result: WhatIf) -> list[str]:
     made = statistics.median(run.more_per_sample for run in ours.runs)
     return [
         f"{SPOTLIGHT} makes {made:.2g} drafts for each sample, and the explored runs of the curves "
-        f"{result.curves.name} made {result.curves.more_per_sample:.2g}: what so few are worth was not "
-        "measured, so nothing is said of its scores."
+        f"{result.curves.name} made {result.curves.more_per_sample:.2g}: what so few add was not "
+        "measured, so there are no figures of its scores."
     ]
 
 
@@ -374,7 +374,7 @@ def _milestones_in_words(result: WhatIf) -> list[str]:
         usd = " / ".join(("≥" if each.unreached else "") + dollars(each.usd) for each in rows)
         least = ""
         if name == cheapest and len(known) > 1:
-            least = ", the fewest dollars of those most of whose run seeds get there"
+            least = ", the cheapest of those that most run seeds complete"
         said.append(
             f"{name} takes {time} and {usd} to {shares} % of the baseline's progress by the curves "
             f"{_curves_named(result)}{least}."
@@ -416,10 +416,10 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
     sized = any(any(run.wanted for run in answer.runs) for answer in live)
     but = " (against policies other than sized, whose devices depend on it)" if sized else ""
     if until.median >= result.asked.offer.reserved_usd_per_hour:
-        return f"{says}. So far it pays at any price of a spot device up to that of a reserved one{but}."
+        return f"{says}. Up to there it pays at any spot price up to the reserved one{but}."
     if until.median == 0:
-        return f"{says}. So far it pays at no price of a spot device{but}."
+        return f"{says}. Up to there it pays at no spot price{but}."
     return (
-        f"{says}. So far it pays up to ${until.median:.2f} an hour of a spot device "
+        f"{says}. Up to there it pays up to ${until.median:.2f} per spot device-hour "
         f"({until.low:.2f} to {until.high:.2f}){but}."
     )

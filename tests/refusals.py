@@ -125,7 +125,7 @@ def _circle(home: Path) -> None:
 
 
 def _damaged(home: Path) -> None:
-    """A run `damaged` whose description is no JSON."""
+    """A run `damaged` whose description is not JSON."""
     store = RunStore(Home(home).ensure())
     store.create_run("damaged", RunConfig(), {}, os.getpid())
     (store.home.run("damaged") / RUN_FILE).write_bytes(b"\0" * 1000)

@@ -250,7 +250,7 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else list(every)
     if odd := [name for name in names if name not in every]:
-        parser.error(f"--only {odd[0]!r} is no stage; there are {', '.join(every)}")
+        parser.error(f"--only {odd[0]!r} is not a stage; there are {', '.join(every)}")
     arguments.only = [every[name] for name in names]
     if arguments.fault:
         stage, _, kind = arguments.fault.partition("=")

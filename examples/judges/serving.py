@@ -111,7 +111,9 @@ def serve(
     given = parser.parse_args()
     lowest, highest = given.scale
     if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
-        parser.error(f"--scale {lowest:g} {highest:g} is no scale: give the lowest score, then the highest")
+        parser.error(
+            f"--scale {lowest:g} {highest:g} is not a scale: give the lowest score, then the highest"
+        )
     says = {**asdict(facts), "scale": given.scale, "stub": given.stub, "loaded": False}
     busy, judges = threading.Lock(), []
 

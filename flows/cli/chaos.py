@@ -48,10 +48,11 @@ def chaos(
         typer.Option(metavar="FILE", help="Replay a trace of spot instances instead; `generated` draws one."),
     ] = None,
     most: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Most instances of the trace at a time; 4 by default.")
+        int | None, typer.Option(min=1, max=64, help="Most of the trace's instances at a time; 4 by default.")
     ] = None,
     notice: Annotated[
-        float | None, typer.Option(min=0, help="Seconds of notice before a loss of the trace; 0 by default.")
+        float | None,
+        typer.Option(min=0, help="Seconds of notice before each loss in the trace; 0 by default."),
     ] = None,
 ) -> None:
     """Test fault tolerance: inject faults into a short run, verify that nothing is lost or duplicated."""
@@ -148,7 +149,7 @@ def show(result: dict[str, Any]) -> None:
         ("no sample is lost", result["lost"], result["lost"] == 0),
         ("none is accepted twice", result["duplicated_deliveries"], result["duplicated_deliveries"] == 0),
         ("nothing hangs", result["hangs"], result["hangs"] == 0),
-        ("steps done again with a notice: at most 1", result[with_notice], result[with_notice] <= 1),
+        ("steps repeated after a notice: at most 1", result[with_notice], result[with_notice] <= 1),
         (
             f"without: at most {result['commit_interval']}, and a commit on its way",
             result[without],

@@ -81,12 +81,14 @@ def train(
 def resume(
     run_id: RunName,
     iterations: Annotated[
-        int | None, typer.Option(help="Iterations in all; a finished run continues until it has them.")
+        int | None, typer.Option(help="Total number of iterations; a finished run continues up to it.")
     ] = None,
     budget_usd: Annotated[
         float | None, typer.Option(help="A higher budget.usd; a run that ended at its budget continues.")
     ] = None,
-    budget_hours: Annotated[float | None, typer.Option(help="A higher budget.hours; the same.")] = None,
+    budget_hours: Annotated[
+        float | None, typer.Option(help="A higher budget.hours, with the same effect.")
+    ] = None,
     trainers: Annotated[
         int | None,
         typer.Option(help="Another runtime.trainer_workers, for a run with algorithm.gradient_shards."),
@@ -117,7 +119,7 @@ def evaluate(
     ray_address: RayAddress = None,
     cluster: ClusterKind = None,
     images: Annotated[
-        str | None, typer.Option(help="Keep the images in this new folder, in GenEval's own layout.")
+        str | None, typer.Option(help="Save the images in this new folder, in GenEval's layout.")
     ] = None,
     compare: Annotated[
         str | None,
@@ -140,12 +142,10 @@ def evaluate(
 
 def export(
     run_id: RunName,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the weights; must not exist or be empty.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the weights; must be new or empty.")] = None,
     push: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Upload to the Hugging Face hub; --out is then NAME by default."),
+        typer.Option(metavar="NAME", help="Upload to the Hugging Face Hub; --out is then NAME by default."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --push: write the folder, and upload nothing.")
@@ -160,7 +160,7 @@ def export(
     elif dry_run:
         raise ConfigurationError("--dry-run says what --push would upload; add --push NAME")
     elif out is None:
-        raise ConfigurationError("name a folder by --out, or a repository of the hub by --push")
+        raise ConfigurationError("name a folder with --out, or a Hub repository with --push")
     else:
         _print_json(export_run(home, run_id, out))
 

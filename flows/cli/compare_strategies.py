@@ -49,7 +49,7 @@ def compare_strategies(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of run seeds, counted up from the preset's.")] = 1,
     name: Annotated[
-        str | None, typer.Option(help="Beginning of the runs' identifiers; the same name continues them.")
+        str | None, typer.Option(help="Prefix of the runs' identifiers; the same name continues them.")
     ] = None,
     set_: Sets = None,
     ray_address: RayAddress = None,
@@ -149,8 +149,8 @@ def _refuse_two_versions(planned: list[_Planned], store: RunStore) -> None:
         if len(versions) > 1:
             runs = " and ".join(f"{run_id!r} (SHA-256 {digest[:12]})" for digest, run_id in versions.items())
             raise ConfigurationError(
-                f"the file of {named} differs between runs {runs}; their scores do not compare: put the old "
-                "file back, or choose another --name"
+                f"the file of {named} differs between runs {runs}; their scores are not comparable: put the "
+                "old file back, or choose another --name"
             )
 
 

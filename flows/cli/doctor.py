@@ -183,7 +183,7 @@ def _records() -> str:
     damaged = [path for row in rows for path in store.folder(row.run_id).damaged()]
     if damaged:
         raise StorageError(
-            f"{len(damaged)} files of runs are damaged, the first is {damaged[0]}; copy it again from a "
+            f"{len(damaged)} files of runs are damaged, the first one {damaged[0]}; copy it again from a "
             "mirror, or let `spotlight resume` move it aside"
         )
     return f"{len(rows)} runs, all files whole"

@@ -63,7 +63,7 @@ def runs(
     put_away = set() if archived else {key for key, note in store.notes().items() if note.archived}
     kept = [row for row in rows if row.run_id not in put_away]
     if left_out := len(rows) - len(kept):
-        typer.echo(f"{left_out} archived left out; `spotlight runs --archived` has all", err=True)
+        typer.echo(f"{left_out} archived not shown; `spotlight runs --archived` lists all", err=True)
     found = results_so_far(store)
     if as_json:
         for row in kept:
@@ -148,7 +148,7 @@ def logs(
     run_id: RunName,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Print new lines until the run has ended; Ctrl-C leaves it."),
+        typer.Option("--follow", "-f", help="Print new lines until the run ends; Ctrl-C stops following."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -206,7 +206,9 @@ def report(
 def settings(
     section: Annotated[
         str | None,
-        typer.Argument(help="A section, as in sampling, a setting, or a word to look for; all by default."),
+        typer.Argument(
+            help="A section such as sampling, a setting, or a word to search for; all by default."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object with an entry for each setting.")

@@ -42,7 +42,7 @@ def up(
     ] = LOOPBACK,
     allow_host: AllowHost = None,
     runs_at_once: Annotated[
-        int, typer.Option(min=1, max=16, help="Runs at the same time; further ones wait.")
+        int, typer.Option(min=1, max=16, help="Number of concurrent runs; others wait.")
     ] = 1,
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Start the nightly reproductions on their schedule.")
@@ -222,7 +222,7 @@ def stop(run_id: RunName) -> None:
     host, pid, _ = process
     if host != socket.gethostname():
         raise ConfigurationError(
-            f"run {run_id!r} goes on in process {pid} of {host}; stop it on that machine"
+            f"run {run_id!r} is running in process {pid} on {host}; stop it on that machine"
         )
     try:
         os.kill(pid, signal.SIGTERM)
@@ -245,7 +245,7 @@ def stop(run_id: RunName) -> None:
         typer.echo(f"run {run_id} was stopped before it began; nothing is kept")
         return
     ended = store.run(run_id)
-    go_on = "" if ended.status == "finished" else f"; go on with `spotlight resume {run_id}`"
+    go_on = "" if ended.status == "finished" else f"; continue with `spotlight resume {run_id}`"
     typer.echo(f"run {run_id} is {ended.status} after iteration {ended.last_iteration or 0}{go_on}")
 
 

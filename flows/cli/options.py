@@ -46,7 +46,7 @@ def named_run(given: str | list[str] | None) -> str | list[str] | None:
     return None if given is None else find_run(Home.from_environment(), given)
 
 
-_HELP = "A run: its identifier, the beginning of it, or `last`."
+_HELP = "A run: its identifier, a prefix of it, or `last`."
 
 
 def run_argument(help: str, metavar: str | None = None) -> Any:
@@ -56,7 +56,7 @@ def run_argument(help: str, metavar: str | None = None) -> Any:
 
 RunName = Annotated[str, run_argument(_HELP, "RUN")]
 OptionalRunName = Annotated[
-    str | None, run_argument(f"{_HELP} Without it the untouched model of the preset.", "[RUN]")
+    str | None, run_argument(f"{_HELP} Without it, the preset's untouched model.", "[RUN]")
 ]
 RunNames = Annotated[list[str], run_argument("A recorded run, or several of one fleet.", "RUN...")]
 Evaluated = Annotated[

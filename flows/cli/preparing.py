@@ -53,9 +53,9 @@ def score(
     scorer: Annotated[
         str, typer.Argument(help="As reward.scorer: ocr, my_rewards:blue, path/to/blue.py:blue.")
     ],
-    image: Annotated[Path, typer.Argument(help="A file that Pillow reads; an animated one is a clip.")],
+    image: Annotated[Path, typer.Argument(help="A file that Pillow can read; an animated one is a clip.")],
     prompt: Annotated[str, typer.Argument(help="A text, or a row of a .jsonl file of prompts.")],
-    set_: Annotated[list[str] | None, set_option("An option, as in reward.options.scale=sigmoid.")] = None,
+    set_: Annotated[list[str] | None, set_option("An option, such as reward.options.scale=sigmoid.")] = None,
 ) -> None:
     """Judge one image by a reward, and print the score as one line of JSON."""
     from flows.judges import judges_beside
@@ -67,7 +67,7 @@ def score(
         try:
             image_HWC = read_frames(image.read_bytes())
         except OSError as error:
-            raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
+            raise ConfigurationError(f"{image} is not an image that Pillow can read: {error}") from error
         with judges_beside(config):
             judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
     typer.echo(json.dumps(judged))
@@ -110,12 +110,12 @@ def judge(
     url = f"http://{host}:{port}/score"
     typer.echo(f"starting {shlex.join(command)}; a first start fetches packages and weights", err=True)
     with (
-        stops_in_order("The judge was ended."),
+        stops_in_order("The judge was stopped."),
         judge_at(url, judge_command(shlex.join(command), url), limit) as started,
     ):
         name = host if reachable(host) == host else socket.gethostname()
         reached = f"http://{name}:{port}/score"
-        typer.echo(f"it answers at {reached} and writes {started.log}; a run asks it with\n")
+        typer.echo(f"it answers at {reached} and writes {started.log}; a run uses it with\n")
         typer.echo(f"    --set reward.scorer=remote --set reward.options.url={reached}")
         while (code := started.process.poll()) is None:
             time.sleep(0.2)
@@ -157,7 +157,7 @@ def show_profile(found: Profile) -> None:
 
 def pretrain(
     model: Annotated[EmbeddedModelName, typer.Argument(help="By its task; -guided takes model.guidance.")],
-    out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
+    out: Annotated[str, typer.Option(help="Folder for the weights; must be new or empty.")],
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Make an embedded model: render images, train by flow matching, save."""
@@ -171,7 +171,7 @@ def pretrain(
         from flows.process.cancellation import cancellable
 
         name = new_run_id(f"pretrain-{model}")
-        with cancellable(name, f"what was saved is in {folder}"):
+        with cancellable(name, f"saved models are in {folder}"):
             made = pretrain_flow.with_options(flow_run_name=name)(model, folder, seed)
             typer.echo(json.dumps(made))
 

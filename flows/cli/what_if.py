@@ -41,7 +41,9 @@ def what_if(
     question: WhatIfQuestion,
     hours: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Find the fewest spot devices with which a run ends in so many hours."),
+        typer.Option(
+            min=0.01, help="Find the fewest spot devices with which a run ends within this many hours."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     timeline: Annotated[
@@ -59,7 +61,7 @@ def what_if(
         bool,
         typer.Option(
             "--record",
-            help="Enter simulated runs into the home, marked, for dashboard and report.",
+            help="Add simulated runs to the home, marked, for the dashboard and the report.",
         ),
     ] = False,
     progress: Annotated[
@@ -73,7 +75,7 @@ def what_if(
         given |= {"--timeline": timeline, "--policy": policy, "--record": record or None}
         if named := [option for option, value in given.items() if value is not None]:
             raise ConfigurationError(
-                f"--hours finds the number of spot devices of one policy; leave {', '.join(named)} out"
+                f"--hours finds the number of spot devices for one policy; leave {', '.join(named)} out"
             )
         # A price book has a price of spot devices only for a run that has some.
         question = question.model_copy(update={"spot": question.per_instance or 1})
@@ -88,7 +90,7 @@ def what_if(
     compared = asked.policies()
     if timeline is None and policy is not None and not record:
         raise ConfigurationError(
-            f"--policy {quoted(policy)} says whose time line is written; give its file by --timeline"
+            f"--policy {quoted(policy)} selects a time line to write; give its file with --timeline"
         )
     drawn = None if timeline is None else writable_file(timeline, "--timeline")
     if drawn is not None or (record and policy is not None):
@@ -109,7 +111,7 @@ def what_if(
     else:
         print_answer(result, console())
     for run_id in entered.values():
-        typer.echo(f"entered as run {run_id}", err=True)
+        typer.echo(f"recorded as run {run_id}", err=True)
 
 
 def _show_goal(answer: dict[str, Any], as_json: bool) -> None:

@@ -139,6 +139,6 @@ def _deployed() -> Iterator[Home]:
 def _resumed(home: Home, form: TrainingForm) -> RunConfig:
     if form.settings or form.iterations:
         raise ConfigurationError(
-            f"run {form.resume!r} goes on with its own configuration; leave the other fields empty"
+            f"run {form.resume!r} keeps its own configuration; leave the other fields empty"
         )
     return start.resumed_configuration(home, form.resume)

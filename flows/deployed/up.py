@@ -135,7 +135,7 @@ def _serve(
         if why := dead():
             reporter().note(f"error: {why}\nending the others")
             return 1
-    reporter().note("ending; runs that go on save what they hold (Ctrl-C again ends at once)")
+    reporter().note("stopping; active runs save their work (Ctrl-C again stops at once)")
     return 0
 
 
@@ -219,8 +219,8 @@ def sole_supervisor(home: Home, own: ServerNote) -> Iterator[None]:
             note = read_note(file)
             holder = f" (process {note.pid}, {note.ui_url})" if note else ", or `spotlight down` ends it"
             raise ServerError(
-                f"`spotlight up` runs already for {home.path}{holder}; use it, end it with `spotlight down`, "
-                "or set SPOTLIGHT_HOME to another folder"
+                f"`spotlight up` is already running for {home.path}{holder}; use it, end it with `spotlight "
+                "down`, or set SPOTLIGHT_HOME to another folder"
             )
         own.write(file)
         try:
@@ -309,14 +309,14 @@ def check_schedule(cron: str, timezone: str) -> None:
                 for end in ends
             ):
                 raise ConfigurationError(
-                    f"--cron {quoted(cron)}: {quoted(part)} is no {field}; write *, a number from {least} to "
-                    f"{most}, a range such as {least}-{most}, a step such as */2, or several with commas "
-                    "between"
+                    f"--cron {quoted(cron)}: {quoted(part)} is not a valid {field}; write *, a number from "
+                    f"{least} to {most}, a range such as {least}-{most}, a step such as */2, or several "
+                    "separated by commas"
                 )
     if timezone not in zoneinfo.available_timezones():
         raise ConfigurationError(
-            f"--timezone {quoted(timezone)} is no zone that this machine knows; write UTC, or a name such as "
-            "Europe/Berlin"
+            f"--timezone {quoted(timezone)} is not a time zone that this machine knows; write UTC, or a name "
+            "such as Europe/Berlin"
         )
 
 

@@ -71,7 +71,7 @@ class RunGuard:
         try:
             yield
         except RuntimeFailure as error:
-            go_on = f"go on with `spotlight resume {self._run_id}`"
+            go_on = f"continue with `spotlight resume {self._run_id}`"
             ended = [name for name, at_s in begun.items() if not process_is_alive(needed[name], at_s)]
             if ended:
                 raise ClusterLostError(f"{error}: {' and '.join(ended)} ended; {go_on}") from error
@@ -136,8 +136,8 @@ def lost_head(address: str, run_id: str) -> str | None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError:
         return (
-            f"the head of the Ray cluster at {address} does not answer any more; start it again and go on "
-            f"with `spotlight resume {run_id}`, or go on elsewhere with `spotlight resume {run_id} "
+            f"the head of the Ray cluster at {address} no longer answers; restart it and continue "
+            f"with `spotlight resume {run_id}`, or continue elsewhere with `spotlight resume {run_id} "
             "--ray-address HOST:PORT`; on a machine without this home, set SPOTLIGHT_CHECKPOINT__MIRROR to "
             "the run's checkpoint.mirror and add --take-over"
         )
@@ -157,7 +157,7 @@ def main() -> None:
 
     lost = None if ended else lost_head(address, run_id)
     reason = f"{' and then '.join(ended)} ended before it" if ended else "perhaps killed, or out of memory"
-    why = f" ({reason}); go on with `spotlight resume {run_id}`" if lost is None else f": {lost}"
+    why = f" ({reason}); continue with `spotlight resume {run_id}`" if lost is None else f": {lost}"
     store = RunStore(Home(folder))
     try:
         store.reconcile(lost or reason)
@@ -169,7 +169,7 @@ def main() -> None:
         is_silent, done = True, f" ({error})"
     if is_silent:
         print(
-            f"error: run {run_id} was interrupted{done}: process {pid} ended without a word{why}",
+            f"error: run {run_id} was interrupted{done}: process {pid} ended without a message{why}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
     if "PREFECT_API_URL" in os.environ:  # if its server ended with the run, the next one closes its flow run

@@ -70,7 +70,7 @@ class Child:
             written.seek(max(self._log_begins, size - _TAIL_BYTES))
             lines = written.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
         ended = f"the {self.name} ended with code {code} (log: {self.log})"
-        return "\n".join([f"{ended}; it said last:", *lines]) if lines else ended
+        return "\n".join([f"{ended}; its last output:", *lines]) if lines else ended
 
     def stop(self) -> None:
         """End it in order, or by SIGKILL if that takes too long."""

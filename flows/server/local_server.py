@@ -69,10 +69,10 @@ class LocalServer:
         )
         if wanted is not None and not self.note.listens_like(wanted):
             raise ServerError(
-                f"the Prefect server of {home.path} (process {self.note.pid}) runs already and listens on "
-                f"{self.note.host}:{self.note.port}, not on {wanted.host}:{wanted.port} with the names asked "
-                f"for; use `--server-port {self.note.port} --host {self.note.host}`, or wait until its runs "
-                "have ended"
+                f"the Prefect server of {home.path} (process {self.note.pid}) is already running and listens "
+                f"on {self.note.host}:{self.note.port}, not on {wanted.host}:{wanted.port} with the names "
+                f"asked for; use `--server-port {self.note.port} --host {self.note.host}`, or wait until its "
+                "runs have ended"
             )
         keep_from_proxy(reachable(self.note.host))
 
@@ -165,7 +165,7 @@ class LocalServer:
             self.stop()
             raise ServerError(
                 f"the Prefect server answered {stranger} to a request without a password; this version of "
-                "Prefect does not ask for one: install the one of constraints.txt"
+                "Prefect does not ask for one: install the one in constraints.txt"
             )
         return True
 
@@ -214,11 +214,11 @@ class LocalServer:
                 continue
             # One that dies as soon as it listens, as with a broken database, is not started without pause.
             pause_s, next_s = next_s, min(2 * next_s, _STEADY_S)
-            reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
+            reporter().note(f"warning: {ended}; it is being restarted; runs continue meanwhile")
             try:
                 self._renew()
             except (ServerError, OSError) as error:
-                reporter().note(f"warning: {error}; it is tried again in {pause_s:g} s")
+                reporter().note(f"warning: {error}; retrying in {pause_s:g} s")
             restarted = time.monotonic()
 
     def stop(self) -> None:

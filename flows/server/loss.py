@@ -94,5 +94,5 @@ def result_without_server(store: RunStore, run_id: str, error: Exception) -> dic
         before = before.__cause__ or before.__context__
     raise ServerError(
         f"{gone}; run {run_id!r} is {row.status} after iteration {row.last_iteration or 0}: "
-        f"go on with `spotlight resume {run_id}`"
+        f"continue with `spotlight resume {run_id}`"
     ) from error

@@ -31,7 +31,10 @@ _FIGURES = {
     "clip_share": ("clip_share", "Share of the newest iteration's steps whose ratio was clipped."),
     "gradient_norm": ("gradient_norm", "Norm of the newest iteration's gradient."),
     "ratio_deviation": ("ratio_deviation", "How far the probability ratio was from 1 before training."),
-    "groups_dropped": ("groups_dropped", "Prompts of the newest iteration without a difference in score."),
+    "groups_dropped": (
+        "groups_dropped",
+        "Prompt groups of the newest iteration whose samples scored the same.",
+    ),
     "scorer_errors": ("scorer_errors", "Samples of the newest rollout that no scorer could judge."),
 }
 """Gauge and text of each figure of an iteration."""
@@ -58,14 +61,14 @@ def _metrics(run: LiveRun, now: float) -> Iterator[_Described]:
     gauge, counter, fleet = GaugeMetricFamily, CounterMetricFamily, ("market", "state")
     goes_on = run.status == "running"
     for name, text, value in (
-        ("iteration", "Iterations that are committed.", run.iteration),
-        ("iterations_planned", "Iterations of the run's settings.", run.planned),
+        ("iteration", "Committed iterations.", run.iteration),
+        ("iterations_planned", "Iterations in the run's settings.", run.planned),
         ("score", "Mean score of the newest held-out evaluation.", run.score),
         ("exact_share", "Share of the newest held-out images that satisfy their prompt completely.",
          run.exact),
         ("last_commit_timestamp_seconds", "When the newest record was committed (Unix seconds).",
          run.newest_at),
-        ("commit_lag_seconds", "Seconds since the newest record of a run that goes on.",
+        ("commit_lag_seconds", "Seconds since the newest record of a running run.",
          max(0.0, now - run.newest_at) if goes_on else None),
         *((name, text, run.metrics.get(figure)) for figure, (name, text) in _FIGURES.items()),
     ):  # fmt: skip
@@ -120,7 +123,7 @@ def metrics_application(home: Home, token: str | None) -> FastAPI:
     @application.exception_handler(404)
     @application.exception_handler(405)
     def refused(request: Request, error: HTTPException) -> Response:
-        said = "/metrics is read by GET" if error.status_code == 405 else "there is /metrics only"
+        said = "use GET for /metrics" if error.status_code == 405 else "only /metrics is served"
         return PlainTextResponse(f"{said}\n", error.status_code, headers)
 
     return application

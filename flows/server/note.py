@@ -147,19 +147,19 @@ def check_address(host: str, names: Sequence[str] = ()) -> None:
     """Refuse an address to listen on, or a further name to answer to, of another form.
 
     Raises:
-        ConfigurationError: the text is no address, or no name; the message shows the form.
+        ConfigurationError: the text is not an address, or no name; the message shows the form.
     """
     try:
         ipaddress.IPv4Address(host)
     except ValueError as error:
         raise ConfigurationError(
-            f"--host {host} is no IPv4 address; 127.0.0.1 is this machine alone, 0.0.0.0 all its networks"
+            f"--host {host} is not an IPv4 address; 127.0.0.1 is this machine alone, 0.0.0.0 all its networks"
         ) from error
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
             raise ConfigurationError(
-                f"--allow-host {name!r} is no host name; give it as in spot.example.org, without scheme or "
-                "port"
+                f"--allow-host {name!r} is not a host name; give it as in spot.example.org, without scheme "
+                "or port"
             )
 
 

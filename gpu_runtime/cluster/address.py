@@ -27,7 +27,7 @@ def refuse_silent_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= _LARGEST_PORT:
         raise ConfigurationError(
-            f"runtime.cluster = {quoted(address)} is no address of a Ray cluster; give HOST:PORT, "
+            f"runtime.cluster = {quoted(address)} is not the address of a Ray cluster; give HOST:PORT, "
             "ray://HOST:PORT or auto, or ray for one of this machine"
         )
     if "/" in address:

@@ -22,7 +22,7 @@ class Collector:
         self._books: list[Callable[[], None]] = []
 
     def book_at_close(self, book: Callable[[], None]) -> None:
-        """Register a function that adds the progress of something, called once for each record."""
+        """Register a function that adds the progress of ongoing work, called once for each record."""
         self._books.append(book)
 
     @contextmanager

@@ -24,8 +24,8 @@ class Device:
         step_s: seconds that its last denoising step of a batch took; None before the first.
         asked_at_s: time at which its process was asked for (monotonic seconds, as below).
         loaded_at_s: time at which it had loaded, or was found dead while loading.
-        degree: number of workers that it stands for; if more than one, they share each sequence.
-        retiring: True if it gets no further chunk: its lease ends with those under way.
+        degree: number of workers that it represents; if more than one, they share each sequence.
+        retiring: True if it gets no further chunks: its lease ends with those in flight.
         standby: name of the standby that has taken its slot; empty if a process was started for it.
         kind: its hardware, `cpu` or the GPU's name; empty before it has loaded.
     """
@@ -55,7 +55,7 @@ class Device:
 
     @property
     def stays(self) -> bool:
-        """True if it gets further work, as far as is known."""
+        """True if it will get further work, as things stand."""
         return self.notice is None and not self.retiring
 
     def take(self, weights: Weights, digest: str) -> None:

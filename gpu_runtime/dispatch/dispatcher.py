@@ -2,7 +2,7 @@
 
 Rollouts, evaluations and drafts all go through it. Invariants:
 
-- A device has at most one lease, for weights that it holds; it pulls only while no notice is known for it.
+- A device has at most one lease, for weights that it holds; it pulls only while it is under no notice.
 - Work that a device loses or gives back continues elsewhere from its last commit, to the same bits. Results
   that it still sends for such a lease are committed or delivered like any other, once.
 - A device that finds no work in the first phase works on the phase beside it, and stops there after a chunk
@@ -76,7 +76,7 @@ class Dispatcher:
         self._history = history or HistoryLog(None, "")
         self._scheduler = scheduler or PullScheduler[SampleRequest]()
         self.counters = self._scheduler.counters
-        """Counts of what did not go as planned, over all phases."""
+        """Counts of drops, losses and repeats, over all phases."""
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
         self._flights: OrderedDict[str, Flight] = OrderedDict()  # by last answer, the longest ago first
         self._flight_of: dict[Future[SampleChunk], Flight] = {}

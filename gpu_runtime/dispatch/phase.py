@@ -145,12 +145,12 @@ class GeneratingFleet(Protocol):
 
 
 class OtherWork(ABC):
-    """Work other than generating, for devices that find none in a phase."""
+    """Work other than generating, for devices that find nothing to do in a phase."""
 
     @property
     @abstractmethod
     def left_s(self) -> float | None:
-        """Seconds of work left for this phase; None if that is not known."""
+        """Seconds of work left for this phase; None if unknown."""
 
     @abstractmethod
     def begin(self, wake: Callable[[], None]) -> None:

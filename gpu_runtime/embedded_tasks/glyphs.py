@@ -72,7 +72,7 @@ def _colour_and_text(prompt: PromptRecord) -> tuple[str, str]:
     match = _PATTERN.fullmatch(prompt.text)
     if match is None or match.group(1) not in COLOURS:
         raise ConfigurationError(
-            f"{prompt.text!r} is no prompt of the glyphs task; write it as in: a red sign that says "
+            f"{prompt.text!r} is not a prompt of the glyphs task; write it as in: a red sign that says "
             f'"K7A", with one of {", ".join(COLOURS)}'
         )
     return match.group(1), match.group(2)

@@ -115,9 +115,9 @@ def motion_of(prompt: PromptRecord) -> Motion:
     match = _PATTERN.fullmatch(prompt.text)
     if match is None:
         raise PromptFileError(
-            f"{prompt.text!r} is no prompt of the task moving-shapes; write it as in: a red circle moves up "
-            f"left slowly, with one of {', '.join(COLOURS)}; {', '.join(CLASSES)}; {', '.join(DIRECTIONS)}; "
-            f"{', '.join(SPEEDS)}"
+            f"{prompt.text!r} is not a prompt of the task moving-shapes; write it as in: a red circle moves "
+            f"up left slowly, with one of {', '.join(COLOURS)}; {', '.join(CLASSES)}; "
+            f"{', '.join(DIRECTIONS)}; {', '.join(SPEEDS)}"
         )
     colour, name, direction, speed = match.groups()
     down, right = (SPEEDS[speed] * part for part in DIRECTIONS[direction])

@@ -1,6 +1,6 @@
 """Signal per second of an iteration, predicted for each strategy from contrast and times. Pure.
 
-Signal. An update has a fixed length (AdamW), so what it brings is decided by the signal-to-noise ratio of its
+Signal. An update has a fixed length (AdamW), so its benefit depends on the signal-to-noise ratio of its
 gradient: with advantages that are normalised in their group, a sample's signal is the deviation of its
 group's scores, and noise averages out over samples. So an iteration has the signal
 
@@ -31,10 +31,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 UNTRIED = 1.1
-"""Ratio to the present strategy's signal per second from which one is preferred that was not measured yet."""
+"""Ratio to the current strategy's signal per second from which an unmeasured strategy is preferred."""
 
 TRIED = 1.03
-"""The same for one that was measured."""
+"""The same for a measured strategy."""
 
 _MOST_TURNS = 64
 """Most evaluations in each half of the search for the number of drafts; a few settle it."""
@@ -105,7 +105,7 @@ class Times:
         draft_s: seconds of one device per draft, its judgement included.
         rest_s: everything else in an iteration without drafts.
         drafters: devices that neither train nor roll out meanwhile.
-        overhead_s: what everything else takes longer in an iteration with drafts.
+        overhead_s: extra time of everything else in an iteration with drafts.
         beside_s: training before the last score, per sample rolled out.
         spot_train_s, spot_beside_s: `train_s` and `beside_s` where spot devices train, too; None and 0 until
             that is measured.

@@ -131,7 +131,7 @@ def message_of(answer: Mapping[str, Any], may_be_cut: bool) -> tuple[str, Any]:
         reason = choice.get("finish_reason")
         tokens = (choice.get("logprobs") or {}).get("content")
     except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"an answer that is no chat completion: {reprlib.repr(answer)}") from error
+        raise ValueError(f"an answer that is not a chat completion: {reprlib.repr(answer)}") from error
     if not isinstance(text, str):
         raise ValueError(f"{reprlib.repr(text)} as the text of the answer")
     if reason == "content_filter" or (reason == "length" and not may_be_cut):

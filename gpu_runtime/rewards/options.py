@@ -163,7 +163,7 @@ class RemoteOptions(ServerOptions):
         try:
             words = shlex.split(judge)
         except ValueError as error:
-            raise ValueError(f"reward.options.judge = {judge!r} is no command: {error}") from error
+            raise ValueError(f"reward.options.judge = {judge!r} is not a command: {error}") from error
         if judge and not words:
             raise ValueError(f"reward.options.judge = {judge!r} is blank; name a judge, or leave it out")
         found = [os.path.expanduser(word) for word in words]
@@ -251,7 +251,7 @@ class VlmOptions(ServerOptions):
         try:
             groups = re.compile(self.pattern).groups if self.pattern else 1
         except re.error as error:
-            yield f"reward.options.pattern is no regular expression: {error}"
+            yield f"reward.options.pattern is not a regular expression: {error}"
             return
         if groups != 1:
             yield (

@@ -1,7 +1,7 @@
 """The choice of how many devices share the samples of a phase: from measured times to groups. Pure.
 
-A table keeps the measured times of a denoising step by degree; the rest of a phase is played by them for each
-division worth considering.
+A table keeps the measured times of a denoising step by degree; with them, the rest of a phase is simulated
+for each division worth considering.
 
 Unmeasured degrees are tried first, on real samples: their steps count, so a trial costs two changes of groups
 and the extra time of a few chunks. With fewer batches than groups, only the largest groups are formed. The

@@ -44,7 +44,7 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class HostUsage:
-    """The use that a process has made of its machine.
+    """A process's use of its machine.
 
     Attributes:
         cpu_s: processor time since it began.

@@ -28,7 +28,7 @@ _PREFIX = "training"
 def divided(
     place: TrainingMembership, device: torch.device
 ) -> tuple[Callable[..., Policy], Callable[..., Trainer]]:
-    """Form the group, waiting for all its devices; return what builds its policy and its trainer.
+    """Form the group, waiting for all its devices; return a builder of its policy and its trainer.
 
     Args:
         device: device of the trained weights; a CUDA device means NCCL, which is not tested.

@@ -63,11 +63,11 @@ class Login(Section):
             parts = urlsplit(value)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ValueError(f"{said} is no address: {error}") from error
+            raise ValueError(f"{said} is not an address: {error}") from error
         if parts.scheme not in ("http", "https") or not host:
             raise ValueError(f"{said} must begin with https:// and a host")
         if port == 0:
-            raise ValueError(f"{said} is no address: no server has port 0")
+            raise ValueError(f"{said} is not an address: no server has port 0")
         if parts.scheme == "http" and not is_loopback(host):
             raise ValueError(f"{said} sends the login over the network unencrypted; use https://")
         return value
@@ -105,7 +105,7 @@ class Login(Section):
     def _lists_addresses(cls, value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
             raise ValueError(
-                f'allow = {quoted(value)}: must be a list of addresses, as in ["ada@example.org"]'
+                f'allow = {quoted(value)}: must be a list of addresses, such as ["ada@example.org"]'
             )
         return value
 

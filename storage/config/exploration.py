@@ -16,7 +16,7 @@ class ExplorationConfig(Section):
     """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
     weights on spot workers while the reserved ones train; `fresh` with the current weights on all workers
     before the rollout; `off_policy` as `stale`, and trains on the chosen drafts; `auto` follows whichever of
-    these but `fresh` has most signal per second; or a plug-in, `package.module:Name`
+    these, except `fresh`, has most signal per second; or a plug-in, `package.module:Name`
     (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
@@ -26,8 +26,8 @@ class ExplorationConfig(Section):
     """Most drafts of a prompt."""
 
     drafts: int = Field(default=0, ge=0, le=LARGEST_COUNT)
-    """Drafts an iteration, in full ones; 0: as many as the training window is predicted to hold (with
-    `fresh`: all candidates)."""
+    """Drafts per iteration, in full drafts; 0: as many as the training window is predicted to hold
+    (with `fresh`: all candidates)."""
 
     stop_with_training: bool = True
     """Drop unfinished drafts when training ends, so that the rollout never waits. `false` finishes what was
@@ -40,12 +40,12 @@ class ExplorationConfig(Section):
 
     fidelities: tuple[str, ...] = ("full",)
     """Kinds of draft that may be used: `full`; `preview-K`, the image predicted after K denoising steps;
-    `steps-K`, an image in K steps (with sampling.sde = `none`). Cheaper ones are used once they are known to
-    be reliable for their cost."""
+    `steps-K`, an image in K steps (with sampling.sde = `none`). Cheaper ones are used once they have
+    proved reliable for their cost."""
 
     monitor_prompts: int = Field(default=1, ge=0, le=LARGEST_COUNT)
-    """Prompts an iteration whose drafts are scored again with newer weights, inside the next training window;
-    0 for none."""
+    """Prompts per iteration whose drafts are scored again with newer weights, inside the next training
+    window; 0 for none."""
 
     min_spearman: float = Field(default=0.5, ge=-1, le=1)
     """Rank correlation of stale and fresh scores below which drafts are not trusted, and the next seeds are

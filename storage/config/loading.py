@@ -289,7 +289,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # bad TOML, brackets without end
-        raise ConfigurationError(f"preset {path} is no TOML: {error}") from error
+        raise ConfigurationError(f"preset {path} is not valid TOML: {error}") from error
 
 
 def _setting_of(variable: str) -> str:
@@ -304,7 +304,7 @@ def _setting_of(variable: str) -> str:
 def _parsed(name: str, text: str, source: str) -> _Layer:
     value: Any = text
     if not _takes_text(name) or text[:1] in ("'", '"'):
-        with suppress(ValueError, RecursionError):  # it is no TOML: a text
+        with suppress(ValueError, RecursionError):  # it is not valid TOML: a text
             table = tomllib.loads(f"value = {text}")
             value = table["value"] if len(table) == 1 else text
     return source, _nested(name, value)

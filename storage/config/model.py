@@ -29,15 +29,15 @@ class ModelConfig(Section):
     `hunyuan-video-1.5`; or a plug-in, `package.module:Name` (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
-    """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
-    families also take a name in the hub's cache of the machine, as in Qwen/Qwen-Image."""
+    """A folder with the model's files, or `embedded:NAME` for one in the project. Other
+    families also take a name in the machine's Hub cache, such as Qwen/Qwen-Image."""
 
     adapter: str = ""
-    """LoRA to start from: a folder or .safetensors file as `spotlight export`, diffusers or peft write it.
-    Rank and layers must be those of `adaptation`; its own alpha counts."""
+    """LoRA to start from: a folder or .safetensors file written by `spotlight export`, diffusers or
+    peft. Rank and layers must match `adaptation`; its own alpha is used."""
 
     reference: Literal["base", "adapter"] = "base"
-    """The reference policy of a KL where a run starts from `adapter`: the model without it, or with it."""
+    """The KL's reference policy in a run that starts from `adapter`: the model without it, or with it."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; `auto` takes CUDA when the worker is given a GPU."""
@@ -49,15 +49,15 @@ class ModelConfig(Section):
     # No gradient comes back through diffusers' `_flash_3` and `sage`, and torch refuses `_native_cudnn` where
     # kernels have to be deterministic, as workers on a GPU demand.
     attention: Literal["auto", "native", "_native_flash", "flash"] = "auto"
-    """Attention kernel by diffusers' name; `auto` is diffusers' choice. Training with `flash` is reproducible
-    only up to rounding."""
+    """Attention kernel, by its name in diffusers; `auto` is diffusers' choice. Training with `flash` is
+    reproducible only up to rounding."""
 
     compile: bool = False
     """Compile the transformer's blocks (torch.compile): a worker's first calls take up to minutes, later ones
     less. Results differ by rounding."""
 
     height: int = Field(default=0, ge=0, le=4096)
-    """Height of an image in pixels; 0 is the embedded model's own, and 512 of the other families."""
+    """Height of an image in pixels; 0 is the embedded model's own, 512 for other families."""
 
     width: int = Field(default=0, ge=0, le=4096)
     """Width of an image in pixels; 0 as for the height."""
@@ -70,11 +70,11 @@ class ModelConfig(Section):
     pass; for `flux` and `flux-kontext` a number that the transformer takes."""
 
     negative_prompt: str = ""
-    """What classifier-free guidance leads away from; Qwen-Image's own example is one space."""
+    """Prompt that classifier-free guidance leads away from; Qwen-Image's own example is one space."""
 
     text_length: int = Field(default=0, ge=0, le=1024)
     """Text tokens to which prompts are padded; 0 is the family's own (docs/reference/models.md). A longer
-    prompt is refused. What an encoder reads of a source image comes on top."""
+    prompt is refused. An encoder's tokens for a source image come on top."""
 
     encoders: Literal["resident", "offload"] = "resident"
     """Where text encoders stay between prompts: on the device, or in the machine's memory (`offload`)."""

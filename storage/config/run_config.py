@@ -32,8 +32,8 @@ class PromptsConfig(Section):
     """Prompt files: one prompt a line (.txt), GenEval rows, edits or pairs (.jsonl), or a dataset on disk."""
 
     train: str = "builtin:glyphs-train"
-    """Prompts to train on: a path, or `builtin:NAME` for a set that the project carries. Rows with
-    `preferred` and `rejected` pictures are trained on as they are, by `dpo` (docs/reference/rewards.md)."""
+    """Prompts to train on: a path, or `builtin:NAME` for a built-in set. Rows with `preferred`
+    and `rejected` pictures are trained on as they are, by `dpo` (docs/reference/rewards.md)."""
 
     evaluate: str = "builtin:glyphs-evaluate"
     """Held-out prompts, never trained on."""
@@ -97,7 +97,7 @@ class AlgorithmConfig(Section):
 
     objective: str = Field(default="grpo", min_length=1)
     """By the likelihood of the sampler's draws, clipped: `grpo`, Flow-GRPO (arXiv 2505.05470), and
-    `grpo-guard` (arXiv 2510.22319), which normalises the ratio. On final images, noised again: `nft`,
+    `grpo-guard` (arXiv 2510.22319), which normalises the ratio. On final images, renoised: `nft`,
     DiffusionNFT (arXiv 2509.16117), `awm` (arXiv 2509.25050), and `dpo`, Diffusion-DPO (arXiv 2311.12908), on
     a prompt group's best and worst. Or a plug-in, `package.module:Name`."""
 
@@ -115,15 +115,15 @@ class AlgorithmConfig(Section):
 
     gradient_shards: int = Field(default=1, ge=1, le=256)
     """Shards K in which an update's gradient is summed. Above 1, up to K `runtime.trainer_workers` hold all
-    weights and sum some of the shards, which are joined in a fixed order: bits depend on K and not on how
-    many train, and the loss of one changes nothing. With 1, several that train divide the weights."""
+    weights and sum some of the shards, which are joined in a fixed order: bits depend on K, not on the
+    number of trainers, and losing one changes nothing. With 1, several trainers divide the weights."""
 
     advantage_std: Literal["group", "batch", "none"] = "group"
-    """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
+    """Divisor of the centred reward: deviation of its group, of the batch, or none."""
 
     zero_variance_groups: Literal["drop", "train"] = "drop"
-    """Prompt groups whose rewards are all equal: `drop` leaves them out, as Flow-GRPO's public code; `train`
-    keeps them with advantages of 0, as DiffusionNFT's: they take time and make the others weigh less."""
+    """Prompt groups whose rewards are all equal: `drop` leaves them out, like Flow-GRPO's public code;
+    `train` keeps them with advantages of 0, like DiffusionNFT's: they take time and dilute the others."""
 
     kl_weight: float = Field(default=0.0, ge=0, le=1e6)
     """Weight beta of the KL to the reference policy: the model before training (see `model.reference`)."""
@@ -200,11 +200,11 @@ class RewardConfig(Section):
     `FILE.py:NAME`, or a plug-in, `package.module:Name` (docs/reference/rewards.md)."""
 
     signal: Literal["graded", "exact"] = "graded"
-    """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
+    """Reward to learn from: the graded score, or 1 for an exact match and 0 otherwise."""
 
     frames: Annotated[int | str, integer_or(1, 1024, _FRAMES)] = ALL_FRAMES
-    """Frames of a clip that are judged, by `evaluation.judge` too: all, three, or that many, evenly spaced;
-    the mean of their scores counts unless the scorer takes clips (docs/reference/rewards.md)."""
+    """Frames of a clip to judge, by `evaluation.judge` too: all, three, or that many, evenly
+    spaced; their mean score counts unless the scorer takes clips (docs/reference/rewards.md)."""
 
     options: OptionValues = Field(default={})
     """Options that the scorer declares (docs/reference/rewards.md)."""
@@ -217,7 +217,7 @@ class EvaluationConfig(Section):
     """Iterations between evaluations; 0 evaluates only before and after."""
 
     prompts: int = Field(default=96, ge=1, le=LARGEST_COUNT)
-    """Held-out prompts of the evaluations between the first and the last, which have the whole file: always
+    """Held-out prompts in evaluations between the first and the last, which use the whole file: always
     the same, every tag in its share."""
 
     images_per_prompt: int = Field(default=1, ge=1, le=64)
@@ -228,7 +228,7 @@ class EvaluationConfig(Section):
     rollouts and training stay."""
 
     judge: str = ""
-    """A second scorer, for held-out images alone; empty for none. Any name that `reward.scorer` takes but
+    """A second scorer, only for held-out images; empty for none. Any name that `reward.scorer` takes except
     `sum`, and not the reward itself with the same options."""
 
     options: OptionValues = Field(default={})
@@ -249,7 +249,7 @@ class EvaluationConfig(Section):
 
 
 class PriceConfig(Section):
-    """Prices of devices. The defaults are an H100's on GCP: see docs/explanation/spot.md."""
+    """Prices of devices. The defaults are for an H100 on GCP: see docs/explanation/spot.md."""
 
     reserved_usd_per_hour: float = Field(default=10.98, ge=0, le=1e6)
     """Dollars an hour of a reserved device."""
@@ -258,12 +258,12 @@ class PriceConfig(Section):
     """Dollars an hour of a spot device."""
 
     book: str = ""
-    """Price book that a started run takes both prices from instead: a .toml, .json or .csv file
+    """Price book from which a run takes both prices at its start: a .toml, .json or .csv file
     (docs/explanation/spot.md), or `builtin:known`."""
 
     offer: str = ""
-    """With `book`, what is rented: DEVICE@ZONE, as in `H100@gcp/us-east4`, or DEVICE@ZONE,ZONE where the spot
-    devices are in another zone."""
+    """With `book`, what is rented: DEVICE@ZONE, such as `H100@gcp/us-east4`, or DEVICE@ZONE,ZONE if the
+    spot devices are in another zone."""
 
     @property
     def device(self) -> str:
@@ -298,15 +298,15 @@ class PriceConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Limits of what a run uses, resumptions included; it ends early, at a checkpoint."""
+    """Limits of a run's use, resumptions included; it ends early, at a checkpoint."""
 
     usd: float = Field(default=0.0, ge=0, le=1e9)
-    """Dollars for devices (at `price`) and priced judges; 0 is no limit. No iteration begins that would
-    exceed it at the last one's cost: the run ends with an evaluation, and `spotlight resume` goes on with a
-    higher `--budget-usd`."""
+    """Dollars for devices (at `price`) and priced judges; 0 means no limit. No iteration begins that
+    would exceed it at the last one's cost: the run ends with an evaluation, and `spotlight resume` continues
+    with a higher `--budget-usd`."""
 
     hours: float = Field(default=0.0, ge=0, le=1e6)
-    """Hours of work; 0 is no limit. They end a run as `usd` does; `--budget-hours` raises them."""
+    """Hours of work; 0 means no limit. They end a run as `usd` does; `--budget-hours` raises them."""
 
 
 class CheckpointConfig(Section):
@@ -316,8 +316,8 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; a killed run goes back to the last one. The two newest are kept."""
 
     mirror: str = ""
-    """Where checkpoints are copied to in the background: an absolute folder, or an address that fsspec reads,
-    as in s3://BUCKET/FOLDER (with s3fs installed); empty for nowhere."""
+    """Where checkpoints are copied in the background: an absolute folder, or an fsspec address such
+    as s3://BUCKET/FOLDER (with s3fs installed); empty for nowhere."""
 
     @field_validator("mirror")
     @classmethod
@@ -378,7 +378,7 @@ class RunConfig(Section):
             )
         if self.budget.usd and not (self.price.reserved_usd_per_hour or self.price.book):
             yield (
-                f"budget.usd is {self.budget.usd:g}, but price.reserved_usd_per_hour is 0, so that no dollar "
+                f"budget.usd is {self.budget.usd:g}, but price.reserved_usd_per_hour is 0, so no dollar "
                 "would be counted; set the price, or set budget.hours instead"
             )
         workers, shared = self.runtime.least_workers, self.sequence_parallel
@@ -422,14 +422,14 @@ class RunConfig(Section):
             if self.adaptation.mode != "lora":
                 yield (
                     f"{above}, with adaptation.mode={self.adaptation.mode}: a spot device that joins is sent "
-                    "all that is trained, which has to be small; set adaptation.mode=lora, or lower "
+                    "all trained weights, which have to be small; set adaptation.mode=lora, or lower "
                     "trainer_workers"
                 )
         if shared.largest > 1 and training > 1:
             yield (
                 f"runtime.trainer_workers is {training} and sequence_parallel shares samples between up to "
-                f"{shared.largest} devices: a process is in one group at a time, so runs do one of them; set "
-                "runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
+                f"{shared.largest} devices: a process is in one group at a time, so a run can do only one of "
+                "them; set runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
             )
         if shared.largest > 1 and self.evaluated_model != self.model:
             yield (

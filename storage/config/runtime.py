@@ -37,7 +37,7 @@ class RuntimeConfig(Section):
     """Processes and where they run."""
 
     cluster: str = "ray"
-    """What starts the processes: `ray` or `local` (without Ray) on this machine, or the running Ray cluster
+    """How processes start: `ray` or `local` (without Ray) on this machine, or the running Ray cluster
     at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
 
     reserved_workers: Annotated[int | Literal["auto"], integer_or(1, 64, _AUTO)] = 1
@@ -51,27 +51,27 @@ class RuntimeConfig(Section):
     `reserved_workers` are spot devices, which train while none drafts."""
 
     spot_workers: Annotated[int | Literal["auto"], integer_or(0, 1024, _AUTO)] = 2
-    """Spot devices; they generate (but see `trainer_workers`). `auto` takes those of the instances with that
+    """Spot devices; they generate (but see `trainer_workers`). `auto` takes those on instances with that
     label, as they come and go; only a number asks an autoscaler for more."""
 
     capacity: str = Field(default=FIXED_CAPACITY, min_length=1)
-    """Where spot devices come from. `static`: as many as `spot_workers` says. Otherwise that is the most, and
-    measured times and prices decide before each iteration: `trace` replays a trace, `command` runs two
-    commands of yours, `ray` asks the cluster's autoscaler, `lending` a serving fleet; or a plug-in
+    """Where spot devices come from. `static`: as many as `spot_workers`. Otherwise that is the maximum,
+    and measured times and prices decide before each iteration: `trace` replays a trace, `command` runs
+    your two commands, `ray` asks the cluster's autoscaler, `lending` a serving fleet; or a plug-in
     (docs/how-to/spot-instances.md)."""
 
     options: OptionValues = Field(default={})
     """Options that `capacity` declares (docs/how-to/spot-instances.md)."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
-    """Processes that wait with a model in the host's memory to take a lost worker's place. Not where workers
+    """Processes that wait with a model in the host's memory to replace a lost worker. Not where workers
     have GPUs."""
 
     scorer_workers: int = Field(default=2, ge=1, le=256)
     """Processes that score images."""
 
     scorer_gpu: float = Field(default=0.0, ge=0, le=1)
-    """Share of a GPU for each of them, where judges are large models (`geneval`, `deepseek-ocr`,
+    """Share of a GPU for each of them, if judges are large models (`geneval`, `deepseek-ocr`,
     `clip-score`, `pick-score`); 0: the CPU."""
 
     start_timeout_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
@@ -83,23 +83,23 @@ class RuntimeConfig(Section):
     saved every two steps at most."""
 
     lease_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
-    """Seconds without a sign of life after which a device is killed, and others do its samples: longer than
-    loading the weights, and than the work between two saves (`commit_steps`). A trainer's call may take 24
-    times as long, and two hours at least; then the run ends, and can be resumed."""
+    """Seconds without a sign of life after which a device is killed and others do its samples: must
+    exceed loading the weights, and the work between two saves (`commit_steps`). A trainer's call may take 24
+    times as long, and at least two hours; then the run ends, and can be resumed."""
 
     notices: str = "none"
-    """Whose preemption notices the spot workers watch for: `none`, `aws`, `gcp`, `azure`, `alibaba`,
+    """Source of preemption notices for spot workers: `none`, `aws`, `gcp`, `azure`, `alibaba`,
     `kubernetes`, or a plug-in, `package.module:Name`.
     `gcp@http://HOST:PORT` asks at that address instead; `{worker}` in its path becomes the worker's name."""
 
     trainers_leave: bool = False
-    """Let trainers leave a rollout, to train on judged prompt groups, once the others need no longer for its
-    rest than training takes. Not where devices share samples, nor with `algorithm.advantage_std = "batch"`.
+    """Let trainers leave a rollout to train on judged prompt groups, once the others need no longer for
+    its rest than training takes. Not if devices share samples, nor with `algorithm.advantage_std = "batch"`.
     """
 
     history: bool = False
-    """Keep every lease, commit, delivery, loss and denoising step in the run's `history/`, by which
-    `spotlight chaos` checks its promises. Workers stop after each step then."""
+    """Keep every lease, commit, delivery, loss and denoising step in the run's `history/`, where
+    `spotlight chaos` checks its promises. Workers then stop after each step."""
 
     @field_validator("cluster")
     @classmethod
@@ -107,8 +107,8 @@ class RuntimeConfig(Section):
         host, colon, port = value.rpartition(":")
         if value not in (*_STARTED_HERE, "auto") and not (host and colon and port.isdigit()):
             raise ValueError(
-                f"runtime.cluster is {quoted(value)}, which is no address of a Ray cluster; give HOST:PORT, "
-                "ray://HOST:PORT or auto, or ray or local for processes of this machine"
+                f"runtime.cluster is {quoted(value)}, which is not the address of a Ray cluster; give "
+                "HOST:PORT, ray://HOST:PORT or auto, or ray or local for processes of this machine"
             )
         return value
 

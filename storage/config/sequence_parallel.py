@@ -28,19 +28,19 @@ Degree = Annotated[
 class SequenceParallelConfig(Section):
     """How many devices of one instance share each image, by kind of request.
 
-    At 1 devices work alone. Above it, devices of an instance form groups of that size; what is left over
-    forms smaller ones. With `auto`, measured times of a denoising step decide.
+    At 1, devices work alone. Above 1, an instance's devices form groups of that size; the rest
+    form smaller ones. With `auto`, measured times of a denoising step decide.
     """
 
     rollout: Degree = 1
-    """Devices that share an image in a rollout. The model's attention heads and image tokens must divide by
-    it; `auto` takes only what they divide by. Runs with `auto` repeat up to rounding, not to the bit."""
+    """Devices that share an image in a rollout. It must divide the model's attention heads and image
+    tokens; `auto` takes only such numbers. Runs with `auto` repeat up to rounding, not to the bit."""
 
     evaluate: Degree = 1
     """Devices that share an image in an evaluation."""
 
     explore: int = Field(default=1, ge=1, le=MOST_DEGREE)
-    """Devices that share a draft. One each makes the most drafts; more where the model needs it, or where
+    """Devices that share a draft. 1 makes the most drafts; use more if the model needs it, or if
     training windows are short. Drafts with the rollout's degree have the rollout's bits."""
 
     @property

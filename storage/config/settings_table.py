@@ -39,11 +39,11 @@ _HEAD = """\
 # Settings
 
 Every setting of a run, from the docstrings in `storage/config` (`spotlight settings --markdown` writes this
-page). `spotlight settings SECTION` shows a part of it, `spotlight settings WORD` those with a word.
+page). `spotlight settings SECTION` shows one section, `spotlight settings WORD` the settings with a word.
 
 A value comes from the default, the preset (`--preset`), the environment (`SPOTLIGHT_SEED=3`,
 `SPOTLIGHT_SAMPLING__NOISE_LEVEL=0.5`), or the command line (`--set sampling.noise_level=0.5`); the later of
-these wins. A section's `options` hold what its plug-in declares. Defaults without a point are integers.
+these wins. A section's `options` are declared by its plug-in. Defaults without a point are integers.
 """
 
 

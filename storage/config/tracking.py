@@ -13,15 +13,15 @@ TRACKING_VARIABLE, READERS_VARIABLE = "SPOTLIGHT_TRACKING__URI", "SPOTLIGHT_TRAC
 
 
 class TrackingConfig(Section):
-    """Where a run's figures, images and report are copied to, beside the record."""
+    """Where a run's figures, images and report are copied, besides the record."""
 
     to: tuple[str, ...] = ("mlflow",)
-    """Readers of the record: `mlflow`, `wandb`, `tensorboard`; `webhook` and `mail` tell people; one of your
-    own by the name of its entry point or as `package.module:Name` (docs/reference/record.md). An empty list
+    """Readers of the record: `mlflow`, `wandb`, `tensorboard`; `webhook` and `mail` notify people; your
+    own by its entry point's name or as `package.module:Name` (docs/reference/record.md). An empty list
     copies nothing."""
 
     uri: str = ""
-    """Address of an MLflow server of your own, as in http://HOST:5000; empty keeps the copy in the home
+    """Address of your own MLflow server, such as http://HOST:5000; empty keeps the copy in the home
     folder. A login comes from MLflow's own variables, such as MLFLOW_TRACKING_USERNAME
     (docs/reference/record.md)."""
 
@@ -40,7 +40,7 @@ class TrackingConfig(Section):
         parts = web_address(value)
         if parts is None or parts.query or parts.fragment:
             raise ValueError(
-                f"tracking.uri is {quoted(value)}; give the address of an MLflow server, as in "
+                f"tracking.uri is {quoted(value)}; give the address of an MLflow server, such as "
                 "http://HOST:5000, or leave it empty"
             )
         if parts.username is not None or parts.password is not None:

@@ -125,7 +125,7 @@ class WhatIfQuestion(Section):
             parts = [part.strip() for part in self.price.split(",")]
             if len(parts) != 2 or not all(parts):
                 raise ConfigurationError(
-                    f"--price is {quoted(self.price)}; give the dollars an hour of a reserved and of a spot "
+                    f"--price is {quoted(self.price)}; give the dollars per hour of a reserved and of a spot "
                     "device, as in 10.98,2.51"
                 )
             given |= {"price.book": "", "price.offer": ""}

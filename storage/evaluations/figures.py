@@ -27,7 +27,7 @@ from storage.evaluations.quality import mean_figures
 from storage.record.records import JudgedImage
 
 LEVEL = 0.95
-METHOD = f"{LEVEL:.0%} t interval over prompts within each tag, with one prompt more at either bound"
+METHOD = f"{LEVEL:.0%} t interval over prompts within each tag, with an extra prompt at either bound"
 
 ImageValues = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
 """Score and exactness of each image, by its prompt's tag and text."""
@@ -131,7 +131,7 @@ def tagged_estimates(
         ValueError: there are no values, or not as many tags.
     """
     if not values_N or len(values_N) != len(tags_N):
-        raise ValueError(f"{len(values_N)} values and {len(tags_N)} tags; give one of each a prompt")
+        raise ValueError(f"{len(values_N)} values and {len(tags_N)} tags; give one of each per prompt")
     of_tag = {
         tag: np.array([value for value, its in zip(values_N, tags_N, strict=True) if its == tag], dtype=float)
         for tag in sorted(set(tags_N))

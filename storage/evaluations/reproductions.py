@@ -94,7 +94,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
     row = store.run(run_id)
     if row.status != "finished":
         raise ConfigurationError(
-            f"run {run_id!r} is {row.status}, and only a finished run can be done again; go on with "
+            f"run {run_id!r} is {row.status}, and only a finished run can be repeated; continue with "
             f"`spotlight resume {run_id}`"
         )
     with store.reading(run_id) as connection:
@@ -148,7 +148,7 @@ def read_reference(file: Path) -> Reference:
         first = min(errors, key=lambda each: each["loc"] != ("format",))  # the others follow from it
         given = f", not {quoted(first['input'])}" if first["type"] == "literal_error" else ""
         raise ConfigurationError(
-            f"{file} is no reference ({'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
+            f"{file} is not a reference ({'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
             f"{given}); make one with `spotlight reproduce RUN --write FILE`"
         ) from error
 

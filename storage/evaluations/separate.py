@@ -107,7 +107,7 @@ class EvaluationStore:
         known = [row.evaluation_id for row in rows]
         if RunFolder(self.home.run(name)).exists:
             raise RunNotFoundError(
-                f"run {name!r} has not been evaluated by itself yet; do it with `spotlight evaluate {name}`"
+                f"run {name!r} has no separate evaluation yet; make one with `spotlight evaluate {name}`"
             )
         if not known:
             raise RunNotFoundError(
@@ -262,13 +262,13 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig, facts: Ma
         raise ConfigurationError(
             f"evaluation {earlier.evaluation_id} was judged by another reward "
             f"(reward.scorer = {other.reward.scorer!r}, now {config.reward.scorer!r}; "
-            f"{', '.join(differing)}); their scores do not compare: evaluate both with the same one"
+            f"{', '.join(differing)}); their scores are not comparable: evaluate both with the same one"
         )
     was, now = earlier.environment.get(REWARD_DIGEST), facts.get(REWARD_DIGEST)
     if was and now and was != now:
         raise ConfigurationError(
             f"the file of reward.scorer = {config.reward.scorer!r} has changed since evaluation "
-            f"{earlier.evaluation_id} (SHA-256 {now[:12]}, was {was[:12]}); their scores do not compare: "
+            f"{earlier.evaluation_id} (SHA-256 {now[:12]}, was {was[:12]}); their scores are not comparable: "
             "evaluate both with the same one"
         )
 

@@ -51,8 +51,7 @@ def data_files(path: Path) -> list[Path]:
     if not files or missing:
         lacks = missing[0].name if missing else f"{_STATE_FILE}, nor {' or '.join(DATA_SUFFIXES)} files"
         raise PromptFileError(
-            f"{path} is no dataset that can be read: it has no {lacks}; save it with "
-            "`dataset.save_to_disk(...)`"
+            f"{path} is not a readable dataset: it has no {lacks}; save it with `dataset.save_to_disk(...)`"
         )
     return files
 
@@ -123,5 +122,5 @@ def _list_of(file: Path, key: str, kind: type) -> list[Any]:
     values = parse_json(text, str(file), PromptFileError, "save the dataset again")
     listed = values.get(key, []) if isinstance(values, dict) else None
     if not isinstance(listed, list) or not all(isinstance(entry, kind) for entry in listed):
-        raise PromptFileError(f"{file}: {key} is no list as `datasets` writes it; save the dataset again")
+        raise PromptFileError(f"{file}: {key} is not a list as `datasets` writes it; save the dataset again")
     return listed

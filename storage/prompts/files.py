@@ -241,7 +241,7 @@ def _check_value(value: Any, where: str, levels: int) -> None:
     if isinstance(value, str) and not is_text(value):
         raise PromptFileError(f"{where}: a text {NOT_TEXT}, got {quoted(value)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise PromptFileError(f"{where}: {value} is no number of JSON; give a finite one")
+        raise PromptFileError(f"{where}: {value} is not a JSON number; give a finite one")
     if not isinstance(value, (dict, list)):
         return
     if levels == 0:

@@ -90,7 +90,7 @@ def check_source(source: str, size: tuple[int, ...] | None) -> None:
     if size is None:
         if source:
             raise PromptFileError(
-                "the prompt has an `image`, but the model takes text alone; drop the key, or choose a model "
+                "the prompt has an `image`, but the model takes only text; drop the key, or choose a model "
                 "that edits images (docs/reference/models.md)"
             )
         return
@@ -104,7 +104,7 @@ def check_source(source: str, size: tuple[int, ...] | None) -> None:
     if len(sources) != expected:
         raise PromptFileError(
             f"the prompt has {len(sources)} images, and the model takes {expected}; list that many in "
-            "`image`, or set model.options.images where the family has it"
+            "`image`, or set model.options.images if the family has it"
         )
     for each in sources:
         _refuse_other_size(each, read_source(each), (height, width), "edits")

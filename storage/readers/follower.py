@@ -177,7 +177,7 @@ class Follower:
                 return False
             if not self.refused:
                 self._say(
-                    f"{self.reader.label} refused {what} ({in_words(error)}); the run goes on without it"
+                    f"{self.reader.label} refused {what} ({in_words(error)}); the run continues without it"
                 )
             self.refused.append(what)
         return True

@@ -147,11 +147,11 @@ class _ReaderThread(threading.Thread):
                 _log.debug(text)
                 return
             self.is_away = True
-            self._say(f"{text}; the run goes on, and what it lacks is sent when it answers")
+            self._say(f"{text}; the run continues, and missing data is sent later")
             return
         if self.is_away:
             self.is_away = False
-            self._say(f"{self._label} answers again; what it lacked was sent")
+            self._say(f"{self._label} answers again; the missing data was sent")
         if follower.reader.page and not self._is_linked:
             self._is_linked = True
             self._note(RunStore(self._home).link, follower.reader.page)

@@ -302,7 +302,7 @@ def refuse_silent_server(uri: str, environ: Mapping[str, str] = os.environ) -> N
         is_mlflow = False
     if not is_mlflow:
         raise ConfigurationError(
-            f"what answers at {setting} is no MLflow server ({answer.status_code}: {_said(answer.text)}); "
+            f"the server at {setting} is not an MLflow server ({answer.status_code}: {_said(answer.text)}); "
             "give the address that its pages have, without what follows the #"
         )
 

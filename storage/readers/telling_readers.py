@@ -169,7 +169,7 @@ class MailReader(TellingReader):
         except smtplib.SMTPResponseException as error:
             raise _refusal([error.smtp_code]) from None
         except smtplib.SMTPNotSupportedError as error:
-            raise ValueError(f"its server lacks something: {error}") from None
+            raise ValueError(f"its server lacks a feature: {error}") from None
 
 
 def _refusal(codes: list[int]) -> Exception:

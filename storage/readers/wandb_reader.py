@@ -108,7 +108,7 @@ def refuse_without_login() -> None:
         ])  # fmt: skip
     except (configparser.Error, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"tracking.to names wandb, whose settings cannot be read: {one_line(str(error))}; mend the file "
+            f"tracking.to names wandb, whose settings cannot be read: {one_line(str(error))}; fix the file "
             "or delete it"
         ) from error
 

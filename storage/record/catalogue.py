@@ -55,7 +55,7 @@ def refresh_catalogue(home: Home) -> None:
             _make_catalogue(home.database, views)
             marker.write_bytes(made)
     except (StorageError, OSError) as error:
-        _log.warning("no queries by spotlight.duckdb until the next run begins: %s", error)
+        _log.warning("no queries with spotlight.duckdb until the next run begins: %s", error)
 
 
 def _make_catalogue(catalogue: Path, views: Sequence[str]) -> None:

@@ -78,7 +78,7 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, keep: int = KEPT) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint must stay")
+            raise ValueError(f"keep is {keep}; at least 1 checkpoint must be kept")
         self.folder = folder
         self.keep = keep
 
@@ -269,7 +269,7 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # A manifest whose checksum holds may still have been written by something else.
-        raise CheckpointError(f"{path} is no checkpoint ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"{path} is not a checkpoint ({type(error).__name__}: {error})") from error
     return Checkpoint(iteration, contents, state, path, rejected)
 
 

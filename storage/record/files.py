@@ -142,9 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise StorageError(
-            f"{path} is missing; copy the run's folder again from where it is whole"
-        ) from error
+        raise StorageError(f"{path} is missing; copy the run's folder again from an intact copy") from error
     except (OSError, ValueError, RecursionError) as error:
         raise StorageError(
             f"{path} is damaged ({error}); restore the file, or move the run's folder out of the home"
@@ -300,7 +298,7 @@ def part_facts(folder: RowFolder) -> dict[str, Any] | None:
             raise
         return None
     if not isinstance(facts.get("covers"), list) or not {"last_iteration", "discardings"} <= facts.keys():
-        raise StorageError(f"{path} is no description of a part; restore the file from a copy")
+        raise StorageError(f"{path} does not describe a part; restore the file from a copy")
     return facts
 
 

@@ -339,7 +339,7 @@ def _opened(address: str, home: Home, run_id: str) -> DirFileSystem:
         files, root = (fsspec.filesystem("file"), address) if is_folder else fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
         raise CheckpointError(
-            f"checkpoint.mirror = {address!r} is no address, or its package is not installed: {error}"
+            f"checkpoint.mirror = {address!r} is not an address, or its package is not installed: {error}"
         ) from error
     files.invalidate_cache()
     return DirFileSystem(f"{root.rstrip('/')}/{home.run(run_id).relative_to(home.path)}", files)

@@ -100,11 +100,11 @@ class RunFolder:
         original = Home(self.path.parent.parent).run(str(named))
         if not RunFolder(original).exists:
             return (
-                f"{self.path} is run {named!r} under another name, and left out; rename the folder to "
+                f"{self.path} is run {named!r} under another name, and is skipped; rename the folder to "
                 f"{original.name}"
             )
         return (
-            f"{self.path} is a copy of run {named!r} under another name, and left out, as its rows would "
+            f"{self.path} is a copy of run {named!r} under another name, and is skipped, as its rows would "
             "count twice; move the folder out of the home"
         )
 
@@ -379,7 +379,7 @@ def bare_folders(home: Home) -> str:
     if bare:
         problems.append(
             f"{home.run(bare[0])} has no {RUN_FILE} ({len(bare)} such folders in {home.runs}); copy it again "
-            "from where it is whole, or move the folder out of the home"
+            "from an intact copy, or move the folder out of the home"
         )
     return "; ".join(problems)
 

@@ -163,7 +163,7 @@ class RunStore:
         host = socket.gethostname()
         if not self._interrupt(row, f"taken over by {host} from process {row.pid} of {row.host}"):
             raise ConfigurationError(
-                f"run {row.run_id!r} has changed hands meanwhile; look at it with `spotlight runs`"
+                f"run {row.run_id!r} was taken over meanwhile; look at it with `spotlight runs`"
             )
         self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
@@ -201,7 +201,7 @@ class RunStore:
         folder.change(RUN_FILE, changed)
         for name, value in _limits(config).items():
             if before[name] != value:
-                self.add_event(run_id, "limits", f"{name} is {value} from now on, {before[name]} before")
+                self.add_event(run_id, "limits", f"{name} is now {value}, was {before[name]}")
 
     def set_fact(self, run_id: str, name: str, value: str) -> None:
         """Store a fact with a run's environment, in place of an earlier value."""
@@ -320,7 +320,7 @@ class RunStore:
         gone = [row for row in self.runs() if row.status == "running" and not row.may_be_alive]
         marked: list[str] = []
         for row in gone:
-            ended = f"its process {row.pid} ended without a word"
+            ended = f"its process {row.pid} ended without a message"
             try:
                 if self._interrupt(row, f"{ended}: {reason}" if reason else ended):
                     marked.append(row.run_id)
@@ -387,7 +387,7 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
     if row.status != "running" or (row.host == host and row.pid == pid and row.may_be_alive):
         return
     message = (
-        f"run {row.run_id!r} is going on in process {row.pid} of {row.host}; wait for it or end that process "
+        f"run {row.run_id!r} is running in process {row.pid} on {row.host}; wait for it or end that process "
         "first"
     )
     if row.host != host:
@@ -403,7 +403,7 @@ def taken_over(row: RunRow) -> RunRow:
     host = socket.gethostname()
     if row.host == host:
         raise ConfigurationError(
-            f"run {row.run_id!r} is going on in process {row.pid} of this machine ({host}); taking over "
+            f"run {row.run_id!r} is running in process {row.pid} on this machine ({host}); taking over "
             "is for runs of another one: wait for it or end that process first"
         )
     return replace(row, status="interrupted")
@@ -415,7 +415,7 @@ def check_iterations(row: RunRow, iterations: int) -> None:
     lacks_its_end = row.status != "finished" and iterations == done == row.config.iterations
     if iterations <= done and not lacks_its_end:
         raise ConfigurationError(
-            f"run {row.run_id!r} has done {done} iterations; --iterations says how many it has in all, and "
+            f"run {row.run_id!r} has done {done} iterations; --iterations is the total number, and "
             f"{iterations} is not more"
         )
     check_resumable(replace(row, status="interrupted") if row.status == "finished" else row)
@@ -425,8 +425,7 @@ def refuse_simulated(row: RunRow) -> None:
     """Refuse a run that was only simulated."""
     if SIMULATED in row.environment:
         raise ConfigurationError(
-            f"run {row.run_id!r} was simulated by `spotlight what-if`, and nothing of it was done; name a "
-            "recorded one"
+            f"run {row.run_id!r} was simulated by `spotlight what-if`, so none of it ran; name a recorded one"
         )
 
 

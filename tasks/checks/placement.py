@@ -94,14 +94,14 @@ def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
     )
     missing = counts["spot"] - seen["spot"]
     if apart and missing > 0:
-        yield f"{missing} of {counts['spot']} spot devices are not there yet, and are waited for"
+        yield f"{missing} of {counts['spot']} spot devices are not there yet; the run waits for them"
     yield from _memory_in_words(config)
     markets: list[Market] = ["reserved", "spot"] if apart and seen["spot"] else ["reserved"]
     for market in markets:
         host, problem = _ask(config, cluster, market)
         if problem:
             raise ConfigurationError(f"a {market} worker would fail on {host}: {problem}")
-        yield f"a {market} host was asked and has all: {host}"
+        yield f"a {market} host was checked and has everything: {host}"
 
 
 def _ask(config: RunConfig, cluster: Cluster, market: Market) -> tuple[str, str]:
@@ -112,7 +112,7 @@ def _ask(config: RunConfig, cluster: Cluster, market: Market) -> tuple[str, str]
         return probe.call(HostProbe.look, config, trains, arrives).result(timeout=_ANSWER_S)
     except TimeoutError as error:
         raise ConfigurationError(
-            f"no {market} device of the cluster was free within {_ANSWER_S:g} s to look at its host; end "
+            f"no {market} device of the cluster was free within {_ANSWER_S:g} s to look at its host; stop "
             "what runs there, or look at `ray status`"
         ) from error
     except WorkerLostError as error:

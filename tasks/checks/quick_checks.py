@@ -222,8 +222,8 @@ def _check_processes(runtime: RuntimeConfig) -> list[str]:
     if workers <= _MANY_PROCESSES_A_CORE * cores:
         return []
     return [
-        f"{workers} workers share {cores} cores: each is a process of its own, and all are slow; times and "
-        "costs say little of what as many devices would need"
+        f"{workers} workers share {cores} cores: each is a separate process, and all are slow; times and "
+        "costs say little about real devices"
     ]
 
 

@@ -128,7 +128,7 @@ def _spent(
             return (
                 f"budget.{name} is {limit:g}: after iteration {done} of {config.iterations} the run has used "
                 f"{form.format(_digits(now))}, and another iteration with the evaluation after it would take "
-                f"about {form.format(_digits(ahead))}; go on with `spotlight resume {run_id} "
+                f"about {form.format(_digits(ahead))}; continue with `spotlight resume {run_id} "
                 f"--budget-{name} N`, N above {_digits(now + ahead)}"
             )
     return ""

@@ -266,7 +266,7 @@ def open_session(
     ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
     if ahead_s >= LEAST_JUMP_S:
         message = (
-            f"the wall clock is {ahead_s:.0f} s behind the run's last record; its times go on from there"
+            f"the wall clock is {ahead_s:.0f} s behind the run's last record; its times continue from there"
         )
         store.add_event(run_id, "clock_jump", message)
     history = home.history(run_id) if config.runtime.history else None
@@ -317,5 +317,5 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
     session.store.add_event(
         session.run_id,
         "resumed",
-        f"goes on after iteration {checkpoint.iteration} from {checkpoint.path.parent.name}",
+        f"continues after iteration {checkpoint.iteration} from {checkpoint.path.parent.name}",
     )

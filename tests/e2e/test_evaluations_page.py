@@ -98,7 +98,7 @@ def test_kept_images_are_shown_with_prompt_and_score(store: RunStore, tmp_path: 
     assert "a &lt;b&gt;0&lt;/b&gt;" in shown and "score 0.25: read it" in shown
     assert "not scored: no answer" in shown
     said = "\n".join(caption.value for caption in page.caption)
-    assert "Missing there: 1. 2 of 3 images are shown." in said
+    assert "Missing: 1. 2 of 3 images are shown." in said
 
 
 @pytest.mark.parametrize("query", [{"evaluation": "a*b"}, {"run": "a*b"}], ids=str)

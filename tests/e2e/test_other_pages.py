@@ -59,11 +59,11 @@ def test_an_empty_home_says_how_to_start(store: RunStore, name: str):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("runs", "No run that is listed has been evaluated"),
+        ("runs", "No listed run has been evaluated"),
         ("cost", "Costs appear with the first"),
         ("spot", "come with the first evaluation or iteration"),
         ("images", "Images appear with the first evaluation"),
-        ("health", "The first signs come with the first"),
+        ("health", "The first findings appear with the first"),
     ],
 )
 def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore, name: str, words: str):

@@ -96,7 +96,7 @@ def test_the_report_says_levels_and_endings_in_words(store: RunStore):
     write_sample_run(store, "r", iterations=1)
     store.set_status("r", "cancelled", "TerminationSignal")
     report = report_page(store, "r")
-    assert "it was told to end, by Cancel in Prefect" in report
+    assert "it was told to stop, by Cancel in Prefect" in report
     assert "TerminationSignal" not in report
     levels = re.findall(r'<p class="(problem|warning|passed|unknown)"><b>(\w+)', report)
     assert len(levels) > 5

@@ -95,7 +95,7 @@ def test_scores_of_other_rewards_and_base_models_are_not_drawn_beside_them(page:
     page.multiselect("compared").set_value(["shapes-2", "glyphs-1", "shapes-1"]).run()
     assert not page.exception
     (told,) = (info.value for info in page.info)
-    assert "Not drawn: glyphs-1" in told.replace("\\", "") and "choose them by themselves" in told
+    assert "Not drawn: glyphs-1" in told.replace("\\", "") and "compare them separately" in told
     table = pd.DataFrame({"run_id": ["a", "b", "c"], "scale": ["x", "y", "x"], "reward_file": ""})
     assert of_one_scale(table, ["b", "a", "c"]) == (["b"], ["a", "c"])
 
@@ -264,4 +264,4 @@ def test_a_run_that_is_archived_is_not_called_one_without_a_score(store: RunStor
     write_sample_run(store, "glyphs-1", iterations=2)
     store.change_notes("glyphs-1", archived=True)
     page = opened_page(page_file("runs"), {})
-    assert "No run that is listed has been evaluated" in page.info[0].value
+    assert "No listed run has been evaluated" in page.info[0].value

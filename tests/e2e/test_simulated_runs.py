@@ -112,7 +112,7 @@ def test_each_page_of_it_says_so(home: Home, name: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
     page = opened_page(page_file(name), {"run": run_id})
     assert f"{run_id} :orange-badge[simulated]" in [header.value for header in page.header]
-    assert "Simulated: nothing of this run was done" in sentences(page)
+    assert "Simulated: this run never ran" in sentences(page)
     assert "policy spotlight" in sentences(page)
     if name == "spot":
         assert "Spot idle" in figures(page)
@@ -132,4 +132,4 @@ def test_the_list_of_runs_and_the_report_say_so(home: Home, monkeypatch: pytest.
     monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
     page = opened_page(page_file("runs"), {})
     assert page.dataframe[0].value["status"].tolist() == ["simulated", "simulated"]
-    assert "Simulated: nothing of this run was done" in report_page(RunStore(home), "simulated")
+    assert "Simulated: this run never ran" in report_page(RunStore(home), "simulated")

@@ -123,7 +123,7 @@ def test_the_iterations_of_the_time_line_can_be_chosen(store: RunStore):
     assert "end of 3" not in gantt(page)
     page.slider[0].set_value((20, 30))
     ran(page)
-    assert "Nothing is recorded of these iterations" in captions(page)
+    assert "Nothing is recorded for these iterations" in captions(page)
     assert "Use of spot" in charts(page)
 
 

@@ -109,7 +109,7 @@ def test_the_address_gives_the_answer_again(store: RunStore, in_process: None):
     goal = opened_page(PAGE, {"preset": "smoke", "iterations": "4", "hours": "4", "simulate": "1"})
     assert "spot devices end in 4 h: " in goal.success[0].value
     unknown = opened_page(PAGE, SMALL_ADDRESS | {"profile": "gone"})
-    assert "profile='gone' in the page's address is not here; take it out" in sentences(unknown)
+    assert "profile='gone' in the page's address does not exist here; remove it" in sentences(unknown)
     assert not unknown.success, "no answer to another question than the link's"
 
 
@@ -199,7 +199,7 @@ def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
     best = next(row for row in answer["policies"] if row["best"])
     line = read_time_line(best["policy"], trace)
     assert len(line.ends) == answer["iterations"]
-    with pytest.raises(ConfigurationError, match=r"^--price is '8,'; give the dollars an hour"):
+    with pytest.raises(ConfigurationError, match=r"^--price is '8,'; give the dollars per hour"):
         ask(SMALL.model_copy(update={"reserved_usd": 8.0}), store.home, lambda done, runs: None)
 
 

@@ -65,7 +65,7 @@ def test_a_run_goes_on_on_another_cluster(shared_home: Path, undisturbed: dict[s
                     power_off(first)
             assert child.wait(LIMIT_S) != 0
     said = log.read_text()
-    assert f"the head of the Ray cluster at {address} does not answer any more" in said
+    assert f"the head of the Ray cluster at {address} no longer answers" in said
     assert "`spotlight resume joined --ray-address HOST:PORT`" in said
     assert RunStore(Home(home)).run("joined").status == "interrupted"
     with joined() as second:

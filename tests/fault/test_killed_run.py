@@ -128,7 +128,7 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_rows_are_damaged(home
     again = start(home, "ended", "resume", options=("--cluster", "local"))
     output = again.communicate(timeout=900)[0]
     assert again.returncode == 0
-    assert f"{damaged} is damaged and was moved aside" in output
+    assert f"{damaged} is damaged and was renamed" in output
     assert state_of(home, "ended") == undisturbed
     assert store.run("ended").status == "finished"
     assert store.run("ended").summary["score_after"] == summary["score_after"]

@@ -108,7 +108,7 @@ def test_a_head_that_does_not_answer_is_named_with_how_to_go_on_elsewhere(home):
         assert "perhaps killed, or out of memory" in said and address not in said
     code, said = run(Home(home.path / "other"), "out of memory", address=address)
     assert code == -signal.SIGKILL and said.count("\n") == 1
-    assert f"without a word: the head of the Ray cluster at {address} does not answer any more" in said
+    assert f"without a message: the head of the Ray cluster at {address} no longer answers" in said
     assert "`spotlight resume r --ray-address HOST:PORT`" in said
     row = RunStore(Home(home.path / "other")).run("r")
-    assert row.status == "interrupted" and f"at {address} does not answer" in (row.error or "")
+    assert row.status == "interrupted" and f"at {address} no longer answers" in (row.error or "")

@@ -49,7 +49,9 @@ def test_nothing_outlives_its_kill_and_the_next_one_knows_how_its_run_ended_and_
         assert httpx.get(f"{up.dashboard}/_stcore/health", timeout=60).status_code == 200
         second = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
         assert second.returncode == 2
-        assert f"runs already for {home.path} (process {up.process.pid}" in " ".join(second.stderr.split())
+        assert f"is already running for {home.path} (process {up.process.pid}" in " ".join(
+            second.stderr.split()
+        )
         up.child(SERVER).kill()
         assert up.process.wait(200) == 1
         assert up.said(f"the Prefect server ended with code -9 (log: {home.logs}")

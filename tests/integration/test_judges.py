@@ -164,7 +164,7 @@ def test_a_judge_after_its_python_is_found_from_any_folder(tmp_path: Path, monke
         (str(FOLDER / "hpsv3.py"), "http://127.0.0.1/score", "names no port"),
         (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:8190/score", "neither uv nor pipx is there"),
         (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:65536/score", "names no port .* from 1 to 65535"),
-        ("'", "http://127.0.0.1:8190/score", "is no command"),
+        ("'", "http://127.0.0.1:8190/score", "is not a command"),
         (" ", "http://127.0.0.1:8190/score", "is blank; name a judge"),
     ],
 )
@@ -344,7 +344,7 @@ def test_a_scale_whose_ends_are_no_scale_is_refused(scale: tuple[str, str]):
     judge = [sys.executable, str(FOLDER / "hpsv3.py"), "--stub", "--port", "0", "--scale", *scale]
     answer = subprocess.run(judge, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2
-    assert f"--scale {scale[0]} {scale[1]} is no scale: give the lowest score, then" in answer.stderr
+    assert f"--scale {scale[0]} {scale[1]} is not a scale: give the lowest score, then" in answer.stderr
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_one_that_cannot_be_started_again_is_tried_once_more_later(home: Home, n
         with server.kept_alive():
             wait_until("it is said", lambda: len(notes) >= 2)
     assert notes[0].startswith("warning: the Prefect server ended with the process that had started it")
-    assert "cannot be listened on" in notes[1] and notes[1].endswith("; it is tried again in 0.5 s")
+    assert "cannot be listened on" in notes[1] and notes[1].endswith("; retrying in 0.5 s")
 
 
 def test_one_that_asks_for_no_password_is_refused(home: Home):

@@ -140,7 +140,7 @@ def test_what_a_server_that_stays_away_lacks_is_named_at_the_end_and_sent_by_the
         server.start()
     assert len(own.troubles) == 2
     assert own.troubles[0].startswith(f"MLflow at {server.uri} failed (")
-    assert own.troubles[0].endswith("; the run goes on, and what it lacks is sent when it answers")
+    assert own.troubles[0].endswith("; the run continues, and missing data is sent later")
     assert "lacks the figures of iterations 2 to 3, the run's end" in own.troubles[1]
     assert followed(store, "next", begin(store, "next", os.getpid(), uri=server.uri)) == []
     assert mlflow_points(server.uri, "gone") == recorded_points(store.home, "gone")

@@ -200,13 +200,13 @@ def test_an_outage_is_told_once_and_ends_with_what_it_lacked(
         run.readers.wake()
     wait_until("the outage is told", lambda: bool(run.troubles))
     assert run.troubles == [
-        "Kept failed (ConnectionError: no route); the run goes on, and what it lacks is sent when it answers"
+        "Kept failed (ConnectionError: no route); the run continues, and missing data is sent later"
     ]
     own.trouble.clear()
     wait_until("it answers again", lambda: len(run.troubles) == 2)
     commit(store, "r", 4)
     run.readers.finish("finished")
-    assert run.troubles[1:] == ["Kept answers again; what it lacked was sent"]
+    assert run.troubles[1:] == ["Kept answers again; the missing data was sent"]
     assert [kind for kind in kinds(own) if not kind.startswith("open")] == [
         "evaluation 0", "iteration 1", "iteration 2", "iteration 3", "iteration 4", "end finished",
     ]  # fmt: skip
@@ -217,7 +217,7 @@ def test_many_refusals_are_two_messages(store: RunStore, own: Any):
     own.trouble["iteration"] = ValueError("no such figure")
     commit(store, "r", 1, 2, 3)
     assert followed(store, "r", config) == [
-        "Kept refused iteration 1 (ValueError: no such figure); the run goes on without it",
+        "Kept refused iteration 1 (ValueError: no such figure); the run continues without it",
         "Kept refused 3 things, the last was iteration 3; all figures are in the run's record",
     ]
     assert kinds(own)[-1] == "end finished"

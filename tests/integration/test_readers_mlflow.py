@@ -200,7 +200,7 @@ def test_a_broken_store_is_told_once_and_stops_nothing(tmp_path: Path, monkeypat
     own.readers.finish("finished")
     assert len(own.troubles) == 2
     assert own.troubles[0].startswith("MLflow failed (")
-    assert "the run goes on" in own.troubles[0] and "\n" not in own.troubles[0]
+    assert "the run continues" in own.troubles[0] and "\n" not in own.troubles[0]
     assert own.troubles[1] == (
         "MLflow was away and lacks the figures of iterations 0 to 2, the run's end; all figures are in the "
         "run's record, and the next run of the home sends them"
@@ -218,7 +218,7 @@ def test_what_mlflow_refuses_does_not_cost_the_rest(
     config = begin(store, "refused", gone)
     commit(store, "refused", 1, 2, 3)
     assert followed(store, "refused", config) == [
-        "MLflow refused iteration 2 (MlflowException: no such figure); the run goes on without it"
+        "MLflow refused iteration 2 (MlflowException: no such figure); the run continues without it"
     ]
     assert steps(points(store, "refused")) == [1, 3]
 

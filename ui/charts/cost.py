@@ -71,7 +71,7 @@ def on_demand_cost(ledger: Ledger, modelled: bool) -> OnDemandCost | None:
     usd_per_s = reserved.usd / reserved.device_s
     idle_s = ledger.spent(market="spot", state="idle").device_s
     worked_s = sum(ledger.spent(market="spot", state=state).device_s for state in _WORK)
-    no_saving = "No device was rented: processes of one machine stood for them." if modelled else ""
+    no_saving = "No device was rented: processes on one machine stood in for them." if modelled else ""
     if idle_s > worked_s:
         no_saving = f"Spot devices idled {short_duration(idle_s)} and worked {short_duration(worked_s)}."
     elif usd_per_s * spot.device_s <= spot.usd:

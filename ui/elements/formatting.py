@@ -10,9 +10,9 @@ import time
 from storage.environment import MODELLED
 
 _ENDINGS = {
-    "TerminationSignal": "it was told to end, by Cancel in Prefect's UI or by SIGTERM",
+    "TerminationSignal": "it was told to stop, by Cancel in Prefect's UI or by SIGTERM",
     "KeyboardInterrupt": "it was stopped with Ctrl-C",
-    "SystemExit": "its process was told to end",
+    "SystemExit": "its process was told to stop",
 }
 
 
@@ -56,8 +56,8 @@ SIMULATED_BADGE = ":orange-badge[simulated]"  # mark of a page of simulated figu
 def simulated_in_words(what: str) -> str:
     """Return the sentence above the figures of a simulated run."""
     return (
-        "Simulated: nothing of this run was done, and every figure and chart of it is computed. "
-        f"{what}. Scores are those of a learning curve, as far as there is one."
+        "Simulated: this run never ran; all of its figures and charts are computed. "
+        f"{what}. Scores come from a learning curve, if there is one."
     )
 
 

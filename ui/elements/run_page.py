@@ -100,7 +100,7 @@ def _show_commands(row: DeltaGenerator, view: RunView) -> None:
         except ConfigurationError as error:
             st.caption(plain_markdown(str(error)))
             return
-        st.markdown("A new run with the settings of this one; add or change what you like:")
+        st.markdown("A new run with the settings of this one; add or change settings as you like:")
         st.code(command, language="bash", wrap_lines=True)
 
 
@@ -245,7 +245,7 @@ def _choose(overview: pd.DataFrame) -> str | None:
     if named is None and index is None:
         index = gives_way.index(min(gives_way))
     chosen = st.selectbox(
-        "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
+        "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose an existing one"
     )
     if chosen is not None:
         st.query_params["run"] = chosen
@@ -320,7 +320,7 @@ def _show_trouble(view: RunView) -> None:
     if view.damaged:
         st.warning(
             f"Rows are missing here: {len(view.damaged)} files of this run are damaged, the first is "
-            f"{plain_markdown(str(view.damaged[0]))}. Copy them again from where they are whole",
+            f"{plain_markdown(str(view.damaged[0]))}. Copy them again from an intact copy",
             icon=":material/database_off:",
         )
     if view.is_live:

@@ -65,7 +65,9 @@ def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
     if not offered:
         return
     with st.expander("Download the figures"):
-        st.caption("The rows behind the charts. For a chart as PNG: the camera at its upper right corner.")
+        st.caption(
+            "The rows behind the charts. To save a chart as PNG, use the camera in its upper right corner."
+        )
         for name, frame in offered.items():
             row = st.container(horizontal=True, vertical_alignment="center")
             row.markdown(f"{name} ({len(frame):,} rows)")

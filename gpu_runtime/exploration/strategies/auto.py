@@ -161,7 +161,7 @@ class Auto(Strategy):
                 raise ConfigurationError(
                     f"the record decides on {name} after iteration {iteration}, which trains on its drafts, "
                     f"but exploration.fidelities is {list(settings.fidelities)}: a cheaper draft "
-                    "is no sample of the policy; leave fidelities out, or set another exploration.strategy"
+                    "is not a sample of the policy; leave fidelities out, or set another exploration.strategy"
                 )
         if decisions:  # a new run has none, and keeps what it begins with
             self._decisions = dict(decisions)

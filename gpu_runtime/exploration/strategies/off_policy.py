@@ -50,7 +50,7 @@ class OffPolicy(Stale):
             raise ConfigurationError(
                 f"exploration.strategy is {config.exploration.strategy} with exploration.fidelities="
                 f"{list(config.exploration.fidelities)}: its drafts are trained on, and a cheaper draft is "
-                "no sample of the policy; leave fidelities out, or set exploration.strategy=stale"
+                "not a sample of the policy; leave fidelities out, or set exploration.strategy=stale"
             )
 
     def begin(self) -> None:

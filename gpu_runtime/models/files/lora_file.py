@@ -59,7 +59,7 @@ def write_lora(
     layers: dict[str, Any] = {}
     for name, value in state.items():
         if ".lora_A." not in name and ".lora_B." not in name:
-            raise ModelError(f"{name} is no weight of an adapter; export a run with adaptation.mode=lora")
+            raise ModelError(f"{name} is not an adapter weight; export a run with adaptation.mode=lora")
         factor = scale if ".lora_B." in name else 1.0
         layers[name.replace(_ADAPTER, ".")] = torch.from_numpy(value * np.float32(factor)).contiguous()
     layout = LoraConfig(
@@ -175,7 +175,7 @@ def _policy_name(path: str, name: str) -> str:
     if not dot or half not in ("A.weight", "B.weight") or layer == name:
         raise _refusal(
             path,
-            f"tensor {quoted(name)} is no part of a transformer's LoRA as diffusers or peft write it",
+            f"tensor {quoted(name)} is not part of a transformer's LoRA as diffusers or peft write it",
             "convert it first: load it in diffusers and save it with save_lora_weights",
         )
     return f"{stem}.lora_{half[0]}{_ADAPTER}weight"

@@ -49,7 +49,7 @@ def empty_part(
         TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError,
         MemoryError,
     ) as error:  # fmt: skip
-        raise ModelError(f"{folder} is no {class_name}: {error}; name another model") from error
+        raise ModelError(f"{folder} is not a valid {class_name}: {error}; name another model") from error
     _refuse_other_weights(part, class_name, folder, shapes)
     return part
 
@@ -84,7 +84,8 @@ def _refuse_other_class(class_name: str, folder: Path, config: Mapping[str, Any]
     if named != class_name and "model_type" not in config:
         said = "names no model" if named is None else f"is of a {named}"
         raise ModelError(
-            f"{folder} is no {class_name}: its config.json {said}; download the model again, or name another"
+            f"{folder} is not a valid {class_name}: its config.json {said}; download the model again, "
+            "or name another"
         )
 
 

@@ -158,7 +158,7 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
         shapes = {name: entry["shape"] for name, entry in header.items()}
         end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-        raise ModelError(f"{file} is no safetensors file ({error}); download the model again") from error
+        raise ModelError(f"{file} is not a safetensors file ({error}); download the model again") from error
     size = file.stat().st_size
     if size < end:
         raise ModelError(f"{file} has {size} bytes of {end}: it is cut off; download the model again, whole")
@@ -166,7 +166,7 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
         with safe_open(file, framework="np"):  # which looks whether shapes, types and offsets agree
             return shapes
     except SafetensorError as error:
-        raise ModelError(f"{file} is no safetensors file ({error}); download the model again") from error
+        raise ModelError(f"{file} is not a safetensors file ({error}); download the model again") from error
 
 
 class _Settings(dict[str, Any]):
@@ -189,7 +189,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is no JSON ({error}); download the model again, whole") from error
+        raise ModelError(f"{file} is not JSON ({error}); download the model again, whole") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} is no JSON object; download the model again, whole")
+        raise ModelError(f"{file} is not a JSON object; download the model again, whole")
     return _Settings(file, value)

@@ -46,7 +46,7 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
             loaded[part] = tokenizer_class.from_pretrained(str(folder.path / part), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
-                f"{folder.path / part} is no tokenizer that transformers can load: {error}"
+                f"{folder.path / part} is not a tokenizer that transformers can load: {error}"
             ) from error
     for part in (part for part, kind in folder.parts.items() if kind == "processor"):
         try:
@@ -80,7 +80,7 @@ def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
         return kind.from_config(config)
     except (TypeError, ValueError, ArithmeticError, MemoryError) as error:
         raise ModelError(
-            f"{folder.path / 'scheduler'} is no {kind.__name__} that can be made: {error}; download it again"
+            f"{folder.path / 'scheduler'} is not a valid {kind.__name__}: {error}; download it again"
         ) from error
 
 

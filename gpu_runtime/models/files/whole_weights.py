@@ -65,7 +65,7 @@ def _load_whole(model_class: Any, said: str, path: str, how: dict[str, Any], jud
             path, local_files_only=True, output_loading_info=True, **how
         )
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{said} is no {model_class.__name__} that can be loaded: {error}") from error
+        raise ModelError(f"{said} cannot be loaded as {model_class.__name__}: {error}") from error
     # Else buffers too: a batch norm's statistics are as much part of a model as its weights.
     own = {*dict(model.named_parameters()), *([] if judges else dict(model.named_buffers()))}
     if lacking := sorted(own & set(report["missing_keys"])):

@@ -209,10 +209,10 @@ def checked_url(text: str, example: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise ConfigurationError(f"reward.options.url = {text!r} is no address: {error}") from error
+        raise ConfigurationError(f"reward.options.url = {text!r} is not an address: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigurationError(
-            f"reward.options.url = {text!r} is no address of a server; write it whole, as in {example}"
+            f"reward.options.url = {text!r} is not the address of a server; write it whole, as in {example}"
         )
     return url
 

@@ -105,9 +105,9 @@ def _scores(answer: bytes, count: int) -> list[Score]:
     try:
         said: Any = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise AttemptError(f"an answer that is no JSON: {start!r}") from error
+        raise AttemptError(f"an answer that is not JSON: {start!r}") from error
     if not isinstance(said, dict):
-        raise AttemptError(f"an answer that is no JSON object: {start!r}")
+        raise AttemptError(f"an answer that is not a JSON object: {start!r}")
     values = _column(said, "scores", (int, float, type(None)), count, None)
     scale = _Scale.read(said)
     exact = _column(said, "exact", (bool,), count, False)

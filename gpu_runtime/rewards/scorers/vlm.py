@@ -103,7 +103,7 @@ class VlmScorer(BatchScorer):
             said = json.loads(answer)
         except (ValueError, RecursionError) as error:
             raise AttemptError(
-                f"an answer that is no JSON: {answer[:80].decode(errors='replace')!r}"
+                f"an answer that is not JSON: {answer[:80].decode(errors='replace')!r}"
             ) from error
         try:
             value, how = self._read(said)

@@ -54,6 +54,8 @@ class AwsNotices(MetadataWatcher):
             if answer.status != 200 or not answer.text:
                 raise unexpected(answer, "AWS's metadata service gave no token")
             if not (answer.text.isascii() and answer.text.isprintable()):
-                raise NoticeError("AWS's metadata service gave a token that is no header; asking again later")
+                raise NoticeError(
+                    "AWS's metadata service gave a token that is not a header; asking again later"
+                )
             self._token = answer.text
         return self.ask(ACTION_PATH, {"X-aws-ec2-metadata-token": self._token})

@@ -205,7 +205,7 @@ def checked_url(base_url: str) -> str:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:
         raise ConfigurationError(
-            f"base URL {base_url!r} is no URL ({error}); write http://HOST:PORT"
+            f"base URL {base_url!r} is not a URL ({error}); write http://HOST:PORT"
         ) from error
     port_is_one = url.port is None or 0 < url.port < 65_536
     if url.scheme not in ("http", "https") or not url.host or not port_is_one or url.query or url.fragment:

@@ -105,7 +105,7 @@ def test_it_is_reproduced_to_the_bit_under_other_times(home, finished, monkeypat
 
 def test_decisions_that_cannot_be_repeated_are_refused_before_a_run_exists(home, finished):
     form = ReproductionForm(reference="decided", settings=['exploration.fidelities=["full", "preview-2"]'])
-    with pytest.raises(ConfigurationError, match="a cheaper draft is no sample of the policy"):
+    with pytest.raises(ConfigurationError, match="a cheaper draft is not a sample of the policy"):
         reproduce(form, "refused")
     with pytest.raises(ConfigurationError, match="recorded decisions are 'x'"):
         post_train(load_config("smoke", SETTINGS, {}), "refused", repeats={DECISIONS: "x"})

@@ -89,7 +89,7 @@ def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home, monke
         assert (store.run(run_id).status, store.run(run_id).error) == ("finished", None)
         assert last_state(home, run_id) == last_state(home, "whole")
         assert result["score_after"] == dict(held_out_curve(store, "whole"))[2]
-    assert ("limits", "iterations is 2 from now on, 1 before") in events(home, "short")
+    assert ("limits", "iterations is now 2, was 1") in events(home, "short")
 
 
 @pytest.fixture

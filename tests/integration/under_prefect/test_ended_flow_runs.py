@@ -105,7 +105,7 @@ def test_it_gets_the_state_of_the_run(
     child.kill()
     child.wait()
     close_flow_runs_of_ended_processes(home)
-    message = f"its process {child.pid} ended without a word" if status == "running" else "why"
+    message = f"its process {child.pid} ended without a message" if status == "running" else "why"
     assert state(flow_run_id) == (shown, message)
 
 

@@ -241,7 +241,7 @@ def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_was(home, config, fin
     with pytest.raises(ConfigurationError, match="is finished"):
         post_train(config, "run-a")
     store.set_status("run-a", "interrupted")
-    with pytest.raises(ConfigurationError, match="another configuration"):
+    with pytest.raises(ConfigurationError, match="a different configuration"):
         post_train(config.model_copy(update={"seed": 1}), "run-a")
     assert store.run("run-a").status == "interrupted"
     store.set_status("run-a", "finished")

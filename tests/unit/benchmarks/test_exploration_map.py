@@ -85,7 +85,7 @@ def test_a_point_that_never_gets_there_counts_as_wrong():
     assert figures["error_median_of_auto"] == 1.0
     assert figures["error_median_before_at_half"] == pytest.approx(1.5), "2.0 where .8 is measured, twice"
     one = summarise({points[2]: measured[2]}, predictions)
-    assert one["error_median"] is None, "infinity is no JSON"
+    assert one["error_median"] is None, "infinity is not JSON"
     assert [point["error"] for point in figures["map"]] == [0.2, 3.0, None]
     assert (figures["order_right"], figures["pairs_beyond_noise"]) == (0.0, 1)
     none = {**gain(0, 0, 0), "median": None}

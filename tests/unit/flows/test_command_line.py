@@ -42,7 +42,7 @@ COMMANDS = (
 SET = {
     "train": "Override one setting; repeatable.",
     "reproduce": "Change a setting on purpose; the result names it.",
-    "score": "An option, as in reward.options.scale=sigmoid.",
+    "score": "An option, such as reward.options.scale=sigmoid.",
 }
 """What `--set` does for a command."""
 
@@ -135,7 +135,7 @@ def test_runs_that_cannot_be_resumed(shell: Shell, home: Home):
     store = RunStore(home)
     store.create_run("glyphs-going-on", RunConfig(), {}, os.getpid())
     message = shell.refusal("resume", "glyphs-going-on")
-    assert f"is going on in process {os.getpid()}" in message
+    assert f"is running in process {os.getpid()}" in message
     assert store.run("glyphs-going-on").status == "running"
 
 
@@ -164,18 +164,18 @@ def test_a_run_of_a_machine_that_was_renamed(
     store.create_run("far", RunConfig(), {}, 2**22 + 1)
     set_run(store, "far", host="old-name")
     message = shell.refusal("resume", "far")
-    assert "of old-name" in message
+    assert "on old-name" in message
     assert "`spotlight resume far --take-over`" in message
     assert begun == []
     assert shell("resume", "far", "--take-over")[0] == 0
     assert begun == [("far", RunConfig())]
     assert store.run("far").status == "interrupted"
     store.resume_run("far", os.getpid())
-    assert "of this machine" in shell.refusal("resume", "far", "--take-over")
+    assert "on this machine" in shell.refusal("resume", "far", "--take-over")
     assert store.run("far").status == "running"
     set_run(store, "far", host="old-name", status="running")
     monkeypatch.setattr(start, "look_at_inputs", lambda config: set_run(store, "far", host="third"))
-    with pytest.raises(ConfigurationError, match="has changed hands meanwhile"):
+    with pytest.raises(ConfigurationError, match="was taken over meanwhile"):
         start.resume("far", take_over=True)
     assert (store.run("far").host, store.run("far").status) == ("third", "running")
 
@@ -346,7 +346,7 @@ def test_archived_runs_and_folders_without_a_description_are_left_out_and_named(
     code, table, said = shell("runs")
     assert (code, "kept" in table, "put-away" in table, "bare" in table) == (0, True, False, False)
     assert f"{home.run('bare')} has no run.json" in said
-    assert "1 archived left out; `spotlight runs --archived` has all" in said
+    assert "1 archived not shown; `spotlight runs --archived` lists all" in said
     assert "put-away" in shell("runs", "--archived")[1]
     assert len(shell("runs", "--json")[1].splitlines()) == 1
 
@@ -369,6 +369,6 @@ def test_damaged_rows_are_moved_aside_by_a_resume(
     damage(file)
     code, said, _ = shell("resume", "r")
     assert code == 0 and [run_id for run_id, _ in begun] == ["r"]
-    assert f"warning: {file} is damaged and was moved aside" in said
+    assert f"warning: {file} is damaged and was renamed" in said
     assert store.folder("r").damaged() == []
     assert store.folder("r").events()[-1]["kind"] == "damaged"

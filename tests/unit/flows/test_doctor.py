@@ -103,7 +103,7 @@ def test_damaged_files_of_runs_are_named(
     [file] = row_files(store, "r", "samples")
     damage(file)
     assert not doctor.examine(RunConfig())
-    assert f"1 files of runs are damaged, the first is {file}" in said()
+    assert f"1 files of runs are damaged, the first one {file}" in said()
     description = store.home.run("r") / RUN_FILE
     description.write_bytes(b"not JSON" * 1000)
     assert not doctor.examine(RunConfig())

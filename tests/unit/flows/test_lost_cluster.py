@@ -50,7 +50,7 @@ def test_processes_that_have_ended_are_named():
         raise RuntimeFailure("the trainer's process is gone")
     child.wait()
     assert str(raised.value) == (
-        "the trainer's process is gone: Ray's raylet ended; go on with `spotlight resume r`"
+        "the trainer's process is gone: Ray's raylet ended; continue with `spotlight resume r`"
     )
     assert status_after(raised.value) == "interrupted"
 
@@ -66,7 +66,7 @@ def test_another_failure_of_the_runtime_says_how_to_go_on(address: str):
     needed = {"Ray's raylet": os.getpid()}
     with pytest.raises(RuntimeFailure) as raised, following(needed, address):
         raise RuntimeFailure("no device is left")
-    assert str(raised.value) == "no device is left; go on with `spotlight resume r`"
+    assert str(raised.value) == "no device is left; continue with `spotlight resume r`"
     assert status_after(raised.value) == "failed"
 
 
@@ -80,10 +80,10 @@ def test_a_joined_head_that_does_not_answer_is_named_with_how_to_go_on_elsewhere
         address = f"127.0.0.1:{head.getsockname()[1]}"
         with pytest.raises(RuntimeFailure) as alive, following({}, address):
             raise RuntimeFailure("no device is left")
-    assert str(alive.value) == "no device is left; go on with `spotlight resume r`"
+    assert str(alive.value) == "no device is left; continue with `spotlight resume r`"
     with pytest.raises(ClusterLostError) as lost, following({}, address):
         raise RuntimeFailure("no device is left")
-    assert f"the head of the Ray cluster at {address} does not answer any more" in str(lost.value)
+    assert f"the head of the Ray cluster at {address} no longer answers" in str(lost.value)
     assert "`spotlight resume r --ray-address HOST:PORT`" in str(lost.value)
     assert "SPOTLIGHT_CHECKPOINT__MIRROR" in str(lost.value) and "--take-over" in str(lost.value)
     assert status_after(lost.value) == "interrupted"
@@ -108,7 +108,7 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
     assert [kind for kind, _ in events] == ["worker_lost", "failed_start", "standby_lost", "clock_jump"]
     start = "spot-0 did not start, 3 times in a row: no model folder /x; it is tried again in 2 phases"
     assert events[1][1] == start
-    assert events[2][1] == "standby-0 died: no memory; another one is started"
+    assert events[2][1] == "standby-0 died: no memory; a new one is being started"
     assert "moved by -3600 s" in events[3][1]
     assert said.getvalue().splitlines() == [f"worker {start}", events[3][1]]
     _note_troubles(session, Collected())

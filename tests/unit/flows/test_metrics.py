@@ -113,9 +113,9 @@ def test_running_runs_are_shown_or_else_the_newest(home: Home):
 
 def test_only_the_endpoint_is_served_and_only_to_who_knows_the_token(home: Home):
     for path in ("/", "/docs", "/metrics/"):
-        assert ask(home, path) == (404, "there is /metrics only\n")
+        assert ask(home, path) == (404, "only /metrics is served\n")
     posted = TestClient(metrics_application(home, None)).post("/metrics")
-    assert (posted.status_code, posted.text) == (405, "/metrics is read by GET\n")
+    assert (posted.status_code, posted.text) == (405, "use GET for /metrics\n")
     assert ask(home, token=TOKEN)[0] == ask(home, token=TOKEN, given="another")[0] == 401
     assert ask(home, token=TOKEN, given=TOKEN)[0] == 200
 
@@ -140,7 +140,7 @@ def test_an_address_that_others_reach_needs_a_token(home: Home, tmp_path: Path):
     file.chmod(0o644)
     with pytest.raises(ConfigurationError, match="others can read it; run `chmod 600"):
         metrics_server(home, 9464, "0.0.0.0", token_file=file)
-    with pytest.raises(ConfigurationError, match="is no host name"):
+    with pytest.raises(ConfigurationError, match="is not a host name"):
         metrics_server(home, 9464, names=["http://x"])
 
 

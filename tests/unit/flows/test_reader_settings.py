@@ -32,7 +32,7 @@ def test_a_silent_server_and_another_program_are_refused_with_what_to_do():
     )
     with pytest.raises(ConfigurationError, match=said):
         refuse_silent_server(uri, {})
-    said = r"is no MLflow server \(200: <html>hello\\n\)"
+    said = r"is not an MLflow server \(200: <html>hello\\n\)"
     with answering(200, "<html>hello\n") as uri, pytest.raises(ConfigurationError, match=said):
         refuse_silent_server(uri, {})
 

@@ -44,7 +44,7 @@ def test_a_run_is_named_by_its_beginning_or_as_the_last_one(store: RunStore):
     assert find_run(store.home, "sh") == "shapes-1"
     assert find_run(store.home, "glyphs-1") == "glyphs-1", "a whole identifier counts, longer ones or not"
     assert find_run(store.home, "edits") == "edits", "what needs the run says that there is none"
-    with pytest.raises(ConfigurationError, match="2 runs begin with 'gly': glyphs-10, glyphs-1; write more"):
+    with pytest.raises(ConfigurationError, match="2 runs begin with 'gly': glyphs-10, glyphs-1; give more"):
         find_run(store.home, "gly")
 
 
@@ -67,7 +67,7 @@ def test_a_finished_run_can_go_on(store: RunStore):
     row = store.run("r")
     assert (row.status, row.config.iterations, row.summary) == ("interrupted", 5, {})
     store.resume_run("r", os.getpid())
-    with pytest.raises(ConfigurationError, match="is going on in process"):
+    with pytest.raises(ConfigurationError, match="is running in process"):
         store.set_limits("r", RunConfig(iterations=6))
 
 
@@ -92,7 +92,7 @@ def test_stop_ends_the_process_of_a_run(store: RunStore):
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     create(store, "r", at=1.0, pid=process.pid)
     done = CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)
-    assert "run r is cancelled after iteration 0; go on with `spotlight resume r`" in done.stdout
+    assert "run r is cancelled after iteration 0; continue with `spotlight resume r`" in done.stdout
     assert process.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(ConfigurationError, match="run 'r' is cancelled: there is nothing to stop"):
         CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)
@@ -114,7 +114,7 @@ def test_stop_ends_a_process_that_starts_or_resumes_a_run(store: RunStore, earli
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     done = CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)
-    said = "run r is failed after iteration 0; go on with" if earlier else "was stopped before it began"
+    said = "run r is failed after iteration 0; continue with" if earlier else "was stopped before it began"
     assert said in done.stdout
     assert process.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(

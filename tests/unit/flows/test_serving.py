@@ -89,7 +89,7 @@ def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, An
 
 
 def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="goes on with its own configuration"):
+    with pytest.raises(ConfigurationError, match="keeps its own configuration"):
         _resumed(Home(tmp_path), TrainingForm(resume="a", iterations=3))
 
 

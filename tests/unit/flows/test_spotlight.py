@@ -258,7 +258,7 @@ def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(
     with (
         pytest.raises(RunCancelledError, match="`spotlight resume r`"),
         stopping.stops_in_order("Stopped after iteration 3."),
-        cancellation.cancellable("r", "go on with `spotlight resume r`"),
+        cancellation.cancellable("r", "continue with `spotlight resume r`"),
     ):
         time.sleep(60)
     assert capsys.readouterr().out == "Stopped after iteration 3.\n"
@@ -266,7 +266,7 @@ def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(
     with (
         pytest.raises(SystemExit, match="143"),
         stopping.stops_in_order("Stopped."),
-        cancellation.cancellable("r", "go on with `spotlight resume r`"),
+        cancellation.cancellable("r", "continue with `spotlight resume r`"),
     ):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)

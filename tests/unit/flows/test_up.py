@@ -160,7 +160,7 @@ def test_down_ends_what_is_left_and_nothing_else(
 
 
 def test_an_up_and_a_second_down_wait_for_the_first_down(home: Home):
-    said = "runs already for .*, or `spotlight down` ends it"
+    said = "is already running for .*, or `spotlight down` ends it"
     with ThreadPoolExecutor(1) as thread:
         with locked(state_file(home)):
             second = thread.submit(down, home)
@@ -173,7 +173,7 @@ def test_an_up_and_a_second_down_wait_for_the_first_down(home: Home):
 
 def test_a_second_supervisor_of_a_home_is_refused(home: Home, tmp_path: Path):
     with sole_supervisor(home, OWN):
-        said = rf"runs already.*process {os.getpid()}, {OWN.ui_url}.*`spotlight down`"
+        said = rf"is already running.*process {os.getpid()}, {OWN.ui_url}.*`spotlight down`"
         with pytest.raises(ServerError, match=said), sole_supervisor(home, OWN):
             pass
         with sole_supervisor(Home(tmp_path / "another"), OWN):

@@ -158,7 +158,7 @@ def test_commands_of_spotlight_parse():
             continue
         name, *given = command.words
         assert name in known, command.place
-        if given and "--help" not in given:  # a mention without arguments is no command to copy
+        if given and "--help" not in given:  # a mention without arguments is not a command to copy
             try:
                 known[name].make_context(name, given)
             except RunNotFoundError:

@@ -60,7 +60,7 @@ def test_a_disk_that_is_full_leaves_the_run_and_the_old_catalogue(
     (home.runs / "_examples" / "views.sql").unlink()
     with caplog.at_level(logging.WARNING), files_of_at_most(20_000):
         store.create_run("b", RunConfig(), {}, os.getpid())
-    assert "no queries by spotlight.duckdb" in caplog.text and "free disk space" in caplog.text
+    assert "no queries with spotlight.duckdb" in caplog.text and "free disk space" in caplog.text
     assert [row.run_id for row in store.runs()] == ["b", "a"]
     assert views(home) == all_views, "the old one stays"
     assert [path.name for path in home.path.glob(".making*")] == []

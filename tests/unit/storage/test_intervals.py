@@ -149,7 +149,7 @@ def test_rows_of_one_text_are_one_prompt_in_a_comparison():
 
 @pytest.mark.parametrize(("values", "tags"), [([], []), ([0.5], ["a", "b"])])
 def test_values_without_tags_are_refused(values: list[float], tags: list[str]):
-    with pytest.raises(ValueError, match="one of each a prompt"):
+    with pytest.raises(ValueError, match="one of each per prompt"):
         tagged_estimates(values, tags)
 
 

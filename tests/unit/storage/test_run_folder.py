@@ -194,7 +194,7 @@ def test_compaction_leaves_a_damaged_folder_as_it_is_and_ends_no_run(store: RunS
     assert damaged.exists()
     assert sorted(lives(store)) == [1, 2, 3, 4, 5]
     (store.folder("r").path / "part-000001" / PART_FILE).write_text("{}")
-    with pytest.raises(StorageError, match="no description of a part"):
+    with pytest.raises(StorageError, match="does not describe a part"):
         store.folder("r").listing()
 
 

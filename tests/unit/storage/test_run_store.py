@@ -194,7 +194,7 @@ class TestResuming:
         store.set_status("r", "interrupted")
         assert {store.run("r").status for _ in range(2)} == {"interrupted"}  # both have looked
         store.resume_run("r", other.pid)
-        with pytest.raises(ConfigurationError, match=f"'r' is going on in process {other.pid} of .*end that"):
+        with pytest.raises(ConfigurationError, match=f"'r' is running in process {other.pid} on .*end that"):
             store.resume_run("r", os.getpid())
         assert store.run("r").pid == other.pid
         store.resume_run("r", other.pid)  # it may say so twice
@@ -240,19 +240,19 @@ class TestResuming:
     def test_taking_over_from_a_machine_of_another_name(self, store: RunStore):
         store.create_run("far", RunConfig(), {}, 2**22 + 1)
         store.folder("far").change(RUN_FILE, lambda run: run | {"host": "elsewhere"})
-        with pytest.raises(ConfigurationError, match=r"of elsewhere; .*`spotlight resume far --take-over`"):
+        with pytest.raises(ConfigurationError, match=r"on elsewhere; .*`spotlight resume far --take-over`"):
             store.resume_run("far", os.getpid())
         seen = store.run("far")
         store.take_over(seen)
         row = store.run("far")
         assert row.status == "interrupted"
         assert f"process {2**22 + 1} of elsewhere" in str(row.error)
-        with pytest.raises(ConfigurationError, match="changed hands"):  # a second one looked as early
+        with pytest.raises(ConfigurationError, match="was taken over"):  # a second one looked as early
             store.take_over(seen)
         store.resume_run("far", os.getpid())
-        with pytest.raises(ConfigurationError, match="changed hands"):
+        with pytest.raises(ConfigurationError, match="was taken over"):
             store.take_over(seen)
-        with pytest.raises(ConfigurationError, match="of this machine"):
+        with pytest.raises(ConfigurationError, match="on this machine"):
             store.take_over(store.run("far"))
         assert store.run("far").status == "running"
 
@@ -314,7 +314,7 @@ class TestTheFolder:
         renamed = named.rename(store.home.runs / name)
         assert store.runs() == []
         problem = bare_folders(store.home)
-        assert f"{renamed} is run 'glyphs-sample' under another name, and left out" in problem
+        assert f"{renamed} is run 'glyphs-sample' under another name, and is skipped" in problem
         assert "rename the folder to glyphs-sample" in problem and "move" not in problem
         renamed.rename(named)
         assert contents(store) == whole and bare_folders(store.home) == ""

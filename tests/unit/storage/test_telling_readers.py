@@ -139,7 +139,7 @@ def test_outages_hold_up_no_run_and_nothing_is_lost(store: RunStore, hook: Hook)
         store.add_event("r", "hacking", f"alarm {status}")
         own.readers.wake()
         wait_until("the outage is told", lambda before=before: len(own.troubles) > before)
-        assert said in own.troubles[before] and "the run goes on" in own.troubles[before]
+        assert said in own.troubles[before] and "the run continues" in own.troubles[before]
         assert hook.told == [] or "alarm" in hook.told[-1]
         hook.status = 200
         wait_until("it answers again", lambda before=before: len(own.troubles) > before + 1)
@@ -204,7 +204,7 @@ def test_a_webhook_that_does_not_exist_is_left_out(store: RunStore, hook: Hook, 
     hook.status = status
     troubles = followed(store, "r", config)
     assert troubles == [
-        f"Webhook refused the run's end (ValueError: it answered {status}); the run goes on without it"
+        f"Webhook refused the run's end (ValueError: it answered {status}); the run continues without it"
     ]
     assert hook.asked == 2
 

@@ -181,7 +181,7 @@ def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: p
     row = store.run("r")
     assert (row.status, row.error) == ("interrupted", None)
     assert row.config.budget.usd == passed[0].budget.usd == 0.5
-    assert store.folder("r").events()[-1]["message"] == "budget.usd is 0.5 from now on, 0.25 before"
+    assert store.folder("r").events()[-1]["message"] == "budget.usd is now 0.5, was 0.25"
     store.set_status("r", "failed", "a killed run is no different")
     store.set_limits("r", RunConfig.model_validate({"iterations": 9, "budget": {"usd": 0.25}}))
     with pytest.raises(ConfigurationError, match="--budget-usd N`"):

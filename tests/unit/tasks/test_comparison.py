@@ -63,7 +63,7 @@ def test_one_other_bit_of_the_weights_is_a_drift_on_the_same_kind_of_device(core
     assert said.verdict == "drifted"
     weights = {"what": "SHA-256 of weights.safetensors", "was": "a" * 12, "is": "b" * 12}
     assert said.results == [{"kind": "result", **weights}]
-    repeats = "nothing that is recorded differs, so the run itself does not repeat"
+    repeats = "no recorded fact differs, so the run itself is not repeatable"
     assert said.message.endswith(f"machine was x86_64, 2 cores, is {cores}" if said.causes else repeats)
 
 

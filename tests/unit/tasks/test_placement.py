@@ -104,8 +104,8 @@ def test_hosts_of_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch):
     cluster = Hosts(GOOD, ("two (H100, 80 GiB, torch 2.13.0)", ""))
     said = on(monkeypatch, cluster, reserved_workers="auto", spot_workers=8, trainer_workers=4)
     assert "4 reserved and 8 spot workers on 10 devices there now, by their label" in said
-    assert "2 of 8 spot devices are not there yet, and are waited for" in said
-    assert "a spot host was asked and has all: two (H100, 80 GiB, torch 2.13.0)" in said
+    assert "2 of 8 spot devices are not there yet; the run waits for them" in said
+    assert "a spot host was checked and has everything: two (H100, 80 GiB, torch 2.13.0)" in said
     assert all(host.killed for host in cluster.hosts.values()), "the devices are given back"
     assert {market: host.asked for market, host in cluster.hosts.items()} == {
         "reserved": (True, False), "spot": (False, False)

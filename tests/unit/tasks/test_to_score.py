@@ -264,7 +264,7 @@ def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     assert conclusions(best)[1].startswith("spotlight takes 3.0 h / 5.0 h / ≥")
     assert conclusions(best)[2] == milestones
     assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their explored" in says
-    assert says.endswith("So far it pays up to $9.40 an hour of a spot device (9.40 to 9.40).")
+    assert says.endswith("Up to there it pays up to $9.40 per spot device-hour (9.40 to 9.40).")
     # Two of three run seeds get to the end, or one of two.
     few = curve(0.1, 0.2, 0.45, 0.45)
     for explored, is_known in (
@@ -273,15 +273,11 @@ def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     ):
         arms = CURVES_BY_HAND.arms | {"stale": (*explored, few)}
         said = conclusions(replace(pays, curves=CURVES_BY_HAND.model_copy(update={"arms": arms})))
-        assert ("pays up to the baseline's last score, 0.5. So far" in said[0]) == is_known
+        assert ("pays up to the baseline's last score, 0.5. Up to there" in said[0]) == is_known
         assert said[1].startswith("spotlight takes" if is_known else "reserved takes")
-        assert (
-            said[1].endswith(", the fewest dollars of those most of whose run seeds get there.") == is_known
-        )
+        assert said[1].endswith(", the cheapest of those that most run seeds complete.") == is_known
     dear = replace(pays, answers=[answer("reserved", made(90, 0)), answers[1]])
-    assert (
-        "So far it pays at any price of a spot device up to that of a reserved one." in conclusions(dear)[0]
-    )
+    assert "Up to there it pays at any spot price up to the reserved one." in conclusions(dear)[0]
     stops = replace(pays, answers=[*answers, answer("sized", made(1, 0, wanted=[1]))])
     says = conclusions(stops)[0]
     assert says.endswith("it stops paying from 5% of the baseline's progress on, a score of 0.12.")
@@ -344,8 +340,8 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
     for runs, said in (
         (["explored"], "all explored; name one without exploration too"),
         (["base", "base"], "one is named twice"),
-        (["base", "other"], "are of different tasks"),
-        (["base", "nft"], "are of different tasks; .*reward.scorer, algorithm.objective"),
+        (["base", "other"], "have different tasks"),
+        (["base", "nft"], "have different tasks; .*reward.scorer, algorithm.objective"),
         (["short"], "run short has 1 evaluations"),
         (["base", "off"], "run off trains on its drafts"),
         (["base", "exact"], "learned from exact and graded scores"),

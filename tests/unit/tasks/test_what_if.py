@@ -229,7 +229,7 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
                 assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
     assert "/ 100 % of the baseline's progress by the curves ocr-grpo" in answer["conclusions"][2]
     known = {name: row["milestones"][-1]["usd"]["median"] for name, row in rows.items() if row["milestones"]}
-    [cheapest] = [line for line in answer["conclusions"] if "the fewest dollars" in line]
+    [cheapest] = [line for line in answer["conclusions"] if "the cheapest of those" in line]
     assert cheapest.split()[0] == min(known, key=known.__getitem__)
     assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
 
@@ -299,7 +299,7 @@ def test_losses_are_as_frequent_as_asked_for():
     assert (often.shape.mean_lifetime_s, often.shape.multi_loss_share, often.devices) == (3600.0, 0.5, 4)
     assert not market_of(WhatIfQuestion.checked({"loss_rate": 0.0})).losses
     for figure in ("loss_rate", "joint"):
-        with pytest.raises(ConfigurationError, match="--trace says which instances go"):
+        with pytest.raises(ConfigurationError, match="--trace decides which instances are lost"):
             market_of(WhatIfQuestion.checked({"trace": "zone.csv", figure: 0.5}))
 
 

@@ -113,7 +113,7 @@ def worked_ledger(worked_s: float, idle_s: float, spot_usd_per_s: float = 0.001)
     [
         (worked_ledger(60, 40), False, ""),
         (worked_ledger(40, 60), False, "Spot devices idled 60.0 s and worked 40.0 s."),
-        (worked_ledger(60, 40), True, "No device was rented: processes of one machine stood for them."),
+        (worked_ledger(60, 40), True, "No device was rented: processes on one machine stood in for them."),
         (worked_ledger(60, 40, 0.003), False, "The spot devices cost as much as reserved ones."),
     ],
 )

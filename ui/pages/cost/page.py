@@ -72,7 +72,7 @@ def _show_tiles(view: RunView, ledger: Ledger, compared: cost.OnDemandCost | Non
     tiles.append(of_bill("Evaluations", ledger.spent(phase="evaluation")))
     tiles.append(("Discarded work", usd(lost.usd), short_duration(lost.device_s)))
     if ledger.judge_usd:
-        tiles.append(("Judge (beside the bill)", usd(ledger.judge_usd), "by usd_per_image"))
+        tiles.append(("Judge (not on the bill)", usd(ledger.judge_usd), "by usd_per_image"))
     value = "-" if compared is None else usd(compared.on_demand_usd)
     more = f"{usd(compared.saved_usd)} more" if compared is not None and not compared.no_saving else None
     show_tiles(*tiles, ("On demand only", value, more))

@@ -57,7 +57,7 @@ def _show_table(rows: Sequence[SeparateEvaluation]) -> None:
     if not any(row.gives_verdict for row in rows):
         shown = shown.drop(columns="exact")
     show_frame(shown, "%.3f")
-    st.caption("Held-out evaluations that a run makes itself are on its page Convergence.")
+    st.caption("A run's own held-out evaluations are on its Convergence page.")
 
 
 def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:
@@ -67,7 +67,7 @@ def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:
     wanted = st.query_params.get("evaluation", of_run[0] if of_run else run_id)
     left, right = st.columns(2)
     index = ids.index(wanted) if wanted in ids else None if wanted else 0
-    chosen = left.selectbox("Evaluation", ids, index=index, placeholder="Choose one that is there")
+    chosen = left.selectbox("Evaluation", ids, index=index, placeholder="Choose an existing one")
     if chosen is None:  # another one would be taken for the one of the address
         st.warning(f"No evaluation or evaluated run is called {plain_markdown(str(wanted))}.")
         return
@@ -86,7 +86,7 @@ def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:
         st.link_button("The run of these weights", address, icon=":material/show_chart:")
     if figures["scorer_errors"]:
         st.warning(
-            f"The scorer failed on {figures['scorer_errors']} images; no mean has them.",
+            f"The scorer failed on {figures['scorer_errors']} images; no mean includes them.",
             icon=":material/visibility_off:",
         )
     table = data.figure_rows(figures)
@@ -118,8 +118,8 @@ def _show_pictures(folder: str, iteration: int, images: pd.DataFrame) -> None:
     if not pictured.empty:
         st.html(evaluation_html(pictured))
     shown = f"{len(pictured)} of {len(images)} images are shown." if len(pictured) < len(images) else ""
-    lacking = f" Missing there: {len(first) - len(pictured)}." if len(pictured) < len(first) else ""
-    st.caption(f"The images lie in {plain_markdown(folder)}.{lacking} {shown}".rstrip())
+    lacking = f" Missing: {len(first) - len(pictured)}." if len(pictured) < len(first) else ""
+    st.caption(f"The images are in {plain_markdown(folder)}.{lacking} {shown}".rstrip())
 
 
 def _show_difference(home: Home, before: str, after: str) -> None:

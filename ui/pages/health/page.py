@@ -16,7 +16,9 @@ from ui.pages.health.rules import findings_of
 
 def _show_health(view: RunView) -> None:
     if view.metrics.empty and view.scores.empty:
-        st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
+        st.info(
+            "The first findings appear with the first evaluation or iteration.", icon=":material/hourglass:"
+        )
         return
     quality = load(read_quality, view, until=view.newest.evaluation_at)
     findings = findings_of(Evidence(view, load(read_ledger, view), quality))

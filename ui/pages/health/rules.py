@@ -155,7 +155,7 @@ def hacking(evidence: Evidence) -> Judgement:
     advice = (
         "The policy exploits the reward (reward hacking): compare the images on the page Images, raise "
         f"`algorithm.kl_weight`{evidence.now('algorithm', 'kl_weight')}"
-        f"{', or end the run' if evidence.view.is_live else ''}; `evaluation.on_alarm` does that by itself."
+        f"{', or end the run' if evidence.view.is_live else ''}; `evaluation.on_alarm` automates that."
     )
     return "problem", f"{text} The images get worse while the score rises.", advice
 
@@ -275,11 +275,11 @@ def exploration_wait(evidence: Evidence) -> Judgement:
     """Check that the rollout does not wait for its seeds."""
     waits, lasts = evidence.recent("explore_wait_s"), evidence.recent("iteration_s")
     if not waits.size or not lasts.size or np.median(lasts) <= 0:
-        return "unknown", "This run has not explored yet, or does not."
+        return "unknown", "This run does not explore, or has not yet."
     wait_s, share = float(np.median(waits)), float(np.median(waits) / np.median(lasts))
     text = f"The rollout waits {short_duration(wait_s)} for its seeds, {percent(share)} of an iteration."
     if BEFORE_ROLLOUT in evidence.view.row.environment.get(DRAFTS_ARE_MADE, ""):
-        advice = "Fresh drafts are on the critical path; `exploration.strategy=stale` takes them off it."
+        advice = "Fresh drafts are on the critical path; `exploration.strategy=stale` takes them off."
     elif evidence.view.setting("exploration", "stop_with_training") is False:
         advice = "Lower `exploration.drafts`, or set `exploration.stop_with_training=true`."
     else:
@@ -322,7 +322,7 @@ def losses(evidence: Evidence) -> Judgement:
     ledger = evidence.ledger
     spot_s = ledger.spent(market="spot").device_s
     if not ledger.has_device_events or not spot_s:
-        return "unknown", "This run records no spot devices that come and go."
+        return "unknown", "This run records no coming and going of spot devices."
     cut_s = sum(loss.cut_s for loss in ledger.losses)
     steps = evidence.view.number("runtime", "commit_steps")
     now = f"now {steps:.0f}" if steps else "now 0: at least a second of work between two saves"
@@ -345,7 +345,7 @@ def accounts(evidence: Evidence) -> Judgement:
         "All paid time is accounted for." if ledger.is_balanced else
         f"The states differ from the measured paid time by {fine_percent(ledger.unaccounted_share)} (limit "
         f"{100 * MOST_UNACCOUNTED:g} %); {len(ledger.overlaps)} times a worker was in two states at once.",
-        "The accounts on the page Spot show which worker; report it as a fault.", "problem",
+        "The accounts on the page Spot show which worker; report it as a bug.", "problem",
     )  # fmt: skip
 
 

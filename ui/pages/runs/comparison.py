@@ -32,7 +32,7 @@ def show_comparison(home: Home, table: pd.DataFrame, filtered_by: str) -> None:
     st.subheader("Compare")
     scored = table.loc[table["score_now"].notna(), "run_id"].tolist()
     if not scored:
-        waiting = "No run that is listed has been evaluated; the first score comes before training begins."
+        waiting = "No listed run has been evaluated; the first score comes before training begins."
         st.info(waiting, icon=":material/hourglass:")
         return
     chosen = _choose_runs(table, scored, filtered_by)
@@ -43,8 +43,8 @@ def show_comparison(home: Home, table: pd.DataFrame, filtered_by: str) -> None:
     if others:
         st.info(
             f"Not drawn: {plain_markdown(', '.join(others))}. Another reward judges them, or they began from "
-            f"another base model, so their scores do not compare with those of {plain_markdown(chosen[0])}; "
-            "choose them by themselves.",
+            "another base model, so their scores are not comparable with those of "
+            f"{plain_markdown(chosen[0])}; compare them separately.",
             icon=":material/info:",
         )
     rows = table.set_index("run_id").loc[chosen].reset_index()

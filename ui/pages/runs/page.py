@@ -75,7 +75,7 @@ def _show_table(table: pd.DataFrame) -> None:
     recorded = int(table["of"].iloc[0])
     if recorded > len(table):
         st.caption(f"{len(table):,} of {recorded:,} runs; `spotlight runs` lists all.")
-    st.caption("A click on a run opens it.")
+    st.caption("Click a run to open it.")
 
 
 def _show_notes(home: Home, table: pd.DataFrame) -> None:
@@ -84,7 +84,7 @@ def _show_notes(home: Home, table: pd.DataFrame) -> None:
         if refused := st.session_state.pop(_REFUSED, None):
             st.error(plain_markdown(refused), icon=":material/block:")
         if not chosen:
-            st.caption("An archived run stays as it is; lists leave it out. *Archived* above shows it again.")
+            st.caption("An archived run stays as it is, but lists omit it. *Archived* above shows it again.")
             return
         rows = table.set_index("run_id").loc[chosen]
         key = "+".join(chosen)

@@ -79,7 +79,7 @@ def _show_spot_figures(ledger: Ledger) -> None:
         ("Spot idle", "-" if idle is None else percent(idle),
          None if unexplored is None else f"{percent(unexplored)} without exploring",
          "Share of the paid spot time; below, what it would be if the time of exploring had been idle. "
-         "That is at most so: time that others waited for the exploring would not have been paid."),
+         "This is an upper bound: time that others spent waiting for exploration would not have been paid."),
         ("Paid device time", short_duration(whole.device_s), usd(whole.usd),
          "Every second of every device, idle ones too, at the prices of the run's settings."),
         ("Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
@@ -94,7 +94,7 @@ def _show_spot_figures(ledger: Ledger) -> None:
          "gradient: those of prompt groups whose scores differ."),
         ("Unaccounted", fine_percent(ledger.unaccounted_share) if ledger.is_measured else "-",
          f"{len(ledger.overlaps)} overlaps",
-         "By how much the states differ from the paid time, which is measured apart from them; at most "
+         "By how much the states differ from the paid time, which is measured independently; at most "
          f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash for runs of versions that did not measure it."),
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def _show_course(view: RunView, iterations: list[int]) -> None:
     first, last = _chosen_iterations(view, iterations)
     course = load(read_course, view, first, last)
     if course.intervals.empty:
-        st.caption("Nothing is recorded of these iterations.")
+        st.caption("Nothing is recorded for these iterations.")
         return
     drawn = gantt_chart(course, view.metrics, MODELLED if view.is_modelled else "")
     st.plotly_chart(drawn, key="gantt", config=PLOT_SETTINGS)
@@ -198,7 +198,7 @@ def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
 
 
 def _show_use(utilisation: pd.DataFrame) -> None:
-    st.subheader("What the time went into")
+    st.subheader("Where the time went")
     if utilisation.empty:
         st.caption("Shares appear with the first iteration.")
         return

@@ -96,7 +96,7 @@ def _show_answer(asked: data.Asked, home: Home) -> None:
             _show_policies(asked)
         with st.expander("Time line and ledger of a run"):
             _show_time_line(asked, asked.line, home)
-    with st.expander("What it rests on"):
+    with st.expander("Assumptions"):
         lines = [f"preset {asked.question.preset}", *asked.answer["basis"]]
         st.markdown("\n".join(f"- {plain_markdown(line.strip())}" for line in lines))
     if asked.line is not None:
@@ -121,9 +121,9 @@ def _show_policies(asked: data.Asked) -> None:
     st.caption(
         markdown_text(
             f"Medians, and in parentheses the lowest and highest of {asked.answer['futures']} futures, which "
-            "all policies share; × compares with the best. ★ least dollars of what a live run can do; of "
-            "policies within 1 % of them, the one with the most drafts. All policies do the same iterations: "
-            "what exploration is worth to learning is not in the table."
+            "all policies share; × compares with the best. ★ least dollars of those that a live run can "
+            "follow; of policies within 1 % of them, the one with the most drafts. All policies do the same "
+            "iterations: the table does not show what exploration is worth to learning."
         )
     )
     _show_milestones(asked)
@@ -193,7 +193,7 @@ def _show_form(profiles: Sequence[str]) -> tuple[Question, bool]:
         value = st.query_params.get(name)
         if value is not None and value not in names:
             raise ConfigurationError(
-                f"{name}={quoted(value)} in the page's address is not here; take it out, and choose another"
+                f"{name}={quoted(value)} in the page's address does not exist here; remove it, choose another"
             )
     preset = st.selectbox(
         "Which model? (preset)", presets, presets.index(_PRESET), key="preset", bind="query-params",

@@ -136,7 +136,7 @@ def _run(options: list[str], home: Home, on_step: OnStep) -> dict[str, Any]:
     last = "\n".join(said).strip()
     if code == _REFUSED:
         raise ConfigurationError(last.removeprefix("error: "))
-    raise RuntimeFailure(f"`spotlight what-if` ended with code {code}; it said last: {last[-1000:]}")
+    raise RuntimeFailure(f"`spotlight what-if` ended with code {code}; its last output: {last[-1000:]}")
 
 
 def _plain(value: object) -> str:

@@ -158,7 +158,7 @@ def test_scores_by_other_frames_do_not_compare():
 
     images = [image(0, 0, 1.0)]
     assert difference_of((row("4"), images), (row("4"), images))["pairs"] == 1
-    with pytest.raises(ConfigurationError, match=r"reward\.frames\); their scores do not compare"):
+    with pytest.raises(ConfigurationError, match=r"reward\.frames\); their scores are not comparable"):
         difference_of((row("4"), images), (row("all"), images))
 
 

@@ -139,7 +139,7 @@ def test_a_prompt_that_no_cells_satisfy_has_no_correct_picture() -> None:
 
 @pytest.mark.parametrize("text", ["a dog", 'a pink sign that says "K7A"', 'a red sign that says "K7AB"'])
 def test_glyphs_refuses_what_it_cannot_draw(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="no prompt of the glyphs task"):
+    with pytest.raises(ConfigurationError, match="not a prompt of the glyphs task"):
         GlyphsTask().render(PromptRecord(0, text), np.random.default_rng(0))
 
 

@@ -360,6 +360,6 @@ def test_giving_up_lets_the_next_seeds_be_rolled_out(made, stays):
 
 def test_cheaper_drafts_are_no_samples():
     config = make_config(strategy="off_policy", fidelities=["full", "preview-2"])
-    with pytest.raises(ConfigurationError, match="a cheaper draft is no sample of the policy"):
+    with pytest.raises(ConfigurationError, match="a cheaper draft is not a sample of the policy"):
         STRATEGIES.stored(config)
     assert STRATEGIES.stored(make_config(strategy="off_policy")).exploration.options == {}

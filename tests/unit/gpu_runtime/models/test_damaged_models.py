@@ -69,25 +69,28 @@ def reshape_first(held: dict[str, torch.Tensor]) -> None:
 HEADER = b'{"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 999999999]}}'
 GARBAGE = {
     "cut off": (cut(WEIGHTS, 0.5), "it is cut off"),
-    "cut in the header": (cut(WEIGHTS, 0.001), "is no safetensors file"),
-    "empty": (writes(WEIGHTS, b""), "is no safetensors file"),
-    "noise": (writes(WEIGHTS, bytes(range(256)) * 40), "is no safetensors file"),
-    "deep header": (writes(WEIGHTS, struct.pack("<Q", 200_000) + b"[" * 200_000), "is no safetensors file"),
+    "cut in the header": (cut(WEIGHTS, 0.001), "is not a safetensors file"),
+    "empty": (writes(WEIGHTS, b""), "is not a safetensors file"),
+    "noise": (writes(WEIGHTS, bytes(range(256)) * 40), "is not a safetensors file"),
+    "deep header": (
+        writes(WEIGHTS, struct.pack("<Q", 200_000) + b"[" * 200_000),
+        "is not a safetensors file",
+    ),
     "wrong offsets": (writes(WEIGHTS, struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 16), "it is cut off"),
     "wrong sizes": (
         writes(
             WEIGHTS, struct.pack("<Q", len(HEADER) - 7) + HEADER.replace(b"999999999", b"16") + b"\0" * 16
         ),
-        "is no safetensors file|but the files of weights have 1 tensors",
+        "is not a safetensors file|but the files of weights have 1 tensors",
     ),
     "config of nothing": (writes(CONFIG, "{}"), "its config.json names no model"),
     "config without sizes": (
         writes(CONFIG, '{"_class_name": "CLASS"}'),
         "numbers, and the files of weights hold|by config.json; one of the two",
     ),
-    "config that is a list": (writes(CONFIG, "[1, 2]"), "is no JSON object"),
-    "config that is no JSON": (writes(CONFIG, "\xff\xfe{"), "is no JSON"),
-    "config without an end": (writes(CONFIG, "[" * 100_000), "is no JSON"),
+    "config that is a list": (writes(CONFIG, "[1, 2]"), "is not a JSON object"),
+    "config that is not JSON": (writes(CONFIG, "\xff\xfe{"), "is not JSON"),
+    "config without an end": (writes(CONFIG, "[" * 100_000), "is not JSON"),
     "another class": (sets(CONFIG, _class_name="UNet2DModel"), "is of a UNet2DModel"),
     "a million layers": (sets(CONFIG, num_layers=10**6), "num_layers = 1000000, but the files"),
     "layers below none": (sets(CONFIG, num_layers=-1), "num_layers = -1, but the files"),
@@ -96,9 +99,9 @@ GARBAGE = {
         "by config.json; one of the two|tensors that its config.json knows nothing of",
     ),
     "wider": (sets(CONFIG, attention_head_dim=64), "by config.json; one of the two is of another model"),
-    "heads beyond memory": (sets(CONFIG, num_attention_heads=10**9), "is no .*Storage size"),
-    "no number": (sets(CONFIG, num_attention_heads="many"), "is no "),
-    "no heads": (sets(CONFIG, num_attention_heads=0), "is no |by config.json"),
+    "heads beyond memory": (sets(CONFIG, num_attention_heads=10**9), "is not a valid .*Storage size"),
+    "no number": (sets(CONFIG, num_attention_heads="many"), "is not a valid "),
+    "no heads": (sets(CONFIG, num_attention_heads=0), "is not a valid |by config.json"),
     "weights lost": (
         tensors(WEIGHTS, lambda held: held.pop(sorted(held)[-1])),
         "lacks 1 weights of a |numbers, and the files of weights hold",
@@ -120,7 +123,7 @@ OF_EMBEDDED = {
         "basis_CD is not finite",
     ),
     "settings of nothing": (writes("spotlight.json", "{}"), "not the settings of an embedded model"),
-    "settings that are no text": (writes("spotlight.json", b"\xff\xfe"), "is no JSON"),
+    "settings that are no text": (writes("spotlight.json", b"\xff\xfe"), "is not JSON"),
     "an image without end": (
         sets("spotlight.json", height=2**40),
         "height = 1099511627776: must be at most 4096",
@@ -145,16 +148,16 @@ OF_FAMILY = {
     "encoder cut off": (cut("text_encoder/model.safetensors", 0.9), "it is cut off"),
     "vae of nothing": (writes("vae/config.json", "{}"), "config.json names no model"),
     "vae without sizes": (
-        sets("vae/config.json", block_out_channels=None), "is no AutoencoderKL|by config.json",
+        sets("vae/config.json", block_out_channels=None), "is not a valid AutoencoderKL|by config.json",
     ),
-    "vae of a number": (sets("vae/config.json", block_out_channels=5), "is no AutoencoderKL"),
+    "vae of a number": (sets("vae/config.json", block_out_channels=5), "is not a valid AutoencoderKL"),
     "scheduler of words": (
-        sets("scheduler/scheduler_config.json", num_train_timesteps="all"), "is no FlowMatchEuler",
+        sets("scheduler/scheduler_config.json", num_train_timesteps="all"), "is not a valid FlowMatchEuler",
     ),
     "scheduler beyond memory": (
-        sets("scheduler/scheduler_config.json", num_train_timesteps=10**15), "is no FlowMatchEuler",
+        sets("scheduler/scheduler_config.json", num_train_timesteps=10**15), "is not a valid FlowMatchEuler",
     ),
-    "tokenizer": (writes("tokenizer_3/tokenizer.json", '{"version": '), r"tokenizer.json is no JSON"),
+    "tokenizer": (writes("tokenizer_3/tokenizer.json", '{"version": '), r"tokenizer.json is not JSON"),
     "index of nothing": (
         writes(f"{WEIGHTS}.index.json", "{}"), "index.json names no files of weights",
     ),

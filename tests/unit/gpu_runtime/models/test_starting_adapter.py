@@ -109,7 +109,7 @@ def kohya_names(tensors: dict[str, torch.Tensor]) -> None:
         (another_width, r"has shape \[2, 33\], and this model's has \[2, 32\]"),
         (a_layer_less, r"other layers than adaptation\.targets names: it lacks transformer_blocks\.0"),
         (a_layer_more, r"other layers than adaptation\.targets names: it has proj_in"),
-        (kohya_names, r"'lora_unet_blocks_0\.lora_down\.weight' is no part of a transformer's LoRA"),
+        (kohya_names, r"'lora_unet_blocks_0\.lora_down\.weight' is not part of a transformer's LoRA"),
         (dict.clear, "it holds no weights"),
     ],
 )

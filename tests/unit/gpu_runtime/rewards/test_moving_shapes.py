@@ -99,7 +99,7 @@ def test_a_second_shape_and_a_missing_one_count_in_their_frame_alone():
 
 def test_other_prompts_and_missing_frames_are_refused_before_a_run():
     for text in ("a red square moves", "a black square moves up slowly", "a red square moves left up slowly"):
-        with pytest.raises(PromptFileError, match="no prompt of the task moving-shapes"):
+        with pytest.raises(PromptFileError, match="not a prompt of the task moving-shapes"):
             motion_of(PromptRecord(0, text))
     with pytest.raises(RewardError, match="all 8 frames"):
         judge_motion(clip_of(*along(0, 1, 2)), ASKED, detect)

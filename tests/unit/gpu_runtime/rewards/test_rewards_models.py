@@ -135,7 +135,7 @@ def test_missing_weights_are_refused_by_their_setting(options: Options, scorer: 
     chosen = chosen_scorer(RewardConfig(scorer=scorer, options=missing))
     for refused in (chosen.build, chosen.check_files):
         with pytest.raises(
-            ModelError, match=rf"reward\.options\.{setting} = 'nobody/has-this' is no folder here"
+            ModelError, match=rf"reward\.options\.{setting} = 'nobody/has-this' is not a folder here"
         ):
             refused()
 
@@ -146,7 +146,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, options: Options):
         built("deepseek-ocr", {"reader": str(detector)})
     (tmp_path / "config.json").write_text("[")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelError, match=r"config\.json is no JSON"):
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
         built("deepseek-ocr", {"reader": str(tmp_path)})
     with pytest.raises(ModelError, match=r"reward\.options\.processor: .* no tokenizer and picture size"):
         built("pick-score", options["pick-score"] | {"processor": str(detector)})

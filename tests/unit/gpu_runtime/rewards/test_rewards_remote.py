@@ -82,8 +82,8 @@ def test_verdicts_and_details_may_be_left_out(judge: Judge):
 FAULTS = [
     (says(503, b"busy"), "status 503: 'busy'"),
     (says(429, b"slow down"), "status 429"),
-    (says(200, b"<html>"), "no JSON: '<html>'"),
-    (says(200, [0.5]), "no JSON object"),
+    (says(200, b"<html>"), "not JSON: '<html>'"),
+    (says(200, [0.5]), "not a JSON object"),
     (says(200, {"score": [0.5]}), "no `scores` in the answer for 1 images"),
     (says(200, {"scores": [0.5, 0.5]}), "2 `scores` in the answer for 1 images"),
     (says(200, {"scores": ["high"]}), "'high' among the `scores`"),
@@ -96,9 +96,9 @@ FAULTS = [
     (says(200, b'{"scores": [0.5], "scale": [0, 1' + b"0" * 400 + b"]}"), "it is [lowest, highest]"),
     (says(200, b'{"scores": [0.5], "scale": [-1.7e308, 1.7e308]}'), "it is [lowest, highest]"),
     (says(200, {"scores": [0.5], "better": "bigger"}), "'bigger' as the better end in the answer"),
-    (says(200, b'{"scores": [1' + b"0" * 5000 + b"]}"), "no JSON"),
-    (says(200, b"[" * 200_000), "no JSON: '[[["),
-    (says(200, b"\xff\xfe\x00garbage"), "no JSON"),
+    (says(200, b'{"scores": [1' + b"0" * 5000 + b"]}"), "not JSON"),
+    (says(200, b"[" * 200_000), "not JSON: '[[["),
+    (says(200, b"\xff\xfe\x00garbage"), "not JSON"),
 ]
 
 

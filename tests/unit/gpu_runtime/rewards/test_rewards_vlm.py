@@ -136,11 +136,11 @@ FAULTS: list[tuple[dict[str, Any], Answer, str]] = [
     ({}, says(503, b"busy"), "status 503: 'busy'"),
     ({}, says(500, b""), "status 500"),
     ({}, says(429, b"slow down"), "status 429"),
-    ({}, says(200, b"<html>"), "no JSON: '<html>'"),
-    ({}, says(200, b"[" * 200_000), "no JSON: '[[["),
-    ({}, says(200, []), "no chat completion"),
-    ({}, says(200, {"choices": []}), "no chat completion"),
-    ({}, says(200, {"choices": [{"message": 3}]}), "no chat completion"),
+    ({}, says(200, b"<html>"), "not JSON: '<html>'"),
+    ({}, says(200, b"[" * 200_000), "not JSON: '[[["),
+    ({}, says(200, []), "not a chat completion"),
+    ({}, says(200, {"choices": []}), "not a chat completion"),
+    ({}, says(200, {"choices": [{"message": 3}]}), "not a chat completion"),
     ({}, says(200, completion(None)), "None as the text"),
     ({}, says(200, completion("I cannot judge this.")), "no numbers in the answer 'I cannot judge this.'"),
     ({}, says(200, completion("7 for the text, 3 for the style")), "2 numbers in the answer"),
@@ -241,7 +241,7 @@ def test_a_message_names_the_section_of_the_judge_or_the_part():
     assert chosen is not None
     for refused in (chosen.build, chosen.check_servers):
         with pytest.raises(
-            ConfigurationError, match=r"^evaluation\.options\.url = 'judge:8000' is no address"
+            ConfigurationError, match=r"^evaluation\.options\.url = 'judge:8000' is not the address"
         ):
             refused()
     with pytest.raises(ConfigurationError, match=r"^evaluation\.options\.template asks for a number"):

@@ -21,6 +21,12 @@ def test_a_path_with_a_null_byte_is_refused(tmp_path: Path):
         named(tmp_path / "a\0b")
 
 
+def test_a_folder_that_cannot_be_made(tmp_path: Path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(ConfigurationError, match=f"'{tmp_path}/runs' cannot be made: File exists"):
+        named(tmp_path).ensure()
+
+
 def test_folders_that_this_user_may_not_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     home = named(tmp_path).ensure()
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)

@@ -98,8 +98,8 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: dict[str, int]
     and rows that the run no longer has.
 
     Args:
-        copied: folders of rows that this life of the run has copied, and the sum of their files' times; it
-            is extended.
+        copied: folders of rows that this life of the run has copied, each with the sum of its files'
+            modification times in nanoseconds; it is extended.
 
     Raises:
         CheckpointError: the package for the address is missing, or the run continued in another home.
@@ -131,11 +131,11 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
     listing = RunFolder(run).listing()
     for folder in (*listing.parts, *listing.folders):
         with _unless_gone(folder.path):
-            # An iteration that is done again has its old name.
-            written_ns = sum(path.stat().st_mtime_ns for path in folder.tables.values())
-            if copied.get(folder.name) != written_ns:
+            # A repeated iteration keeps its name, but not the times of its files.
+            times_ns = sum(path.stat().st_mtime_ns for path in folder.tables.values())
+            if copied.get(folder.name) != times_ns:
                 _copy_folder(there, folder.path, folder.name)
-                copied[folder.name] = written_ns
+                copied[folder.name] = times_ns
     # What has come meanwhile may have been copied by a process that resumed the run. What a part has covered
     # meanwhile stays, as that part was not copied.
     later = RunFolder(run).listing()

@@ -31,12 +31,12 @@ def find_folder(setting: str, name: str) -> Path:
         return Path(snapshot_download(name, local_files_only=True))
     except HFValidationError as error:
         raise ModelError(
-            f"{setting} = {quoted(name)} is not a folder here, and is not a valid model name on the hub; "
+            f"{setting} = {quoted(name)} is not a local folder, and is not a valid model name on the hub; "
             "name a folder that holds the model"
         ) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"{setting} = {quoted(name)} is not a folder here, and the hub's cache of this machine has no "
+            f"{setting} = {quoted(name)} is not a local folder, and the hub's cache of this machine has no "
             f"model of that name; download it first (`hf download {name[:80]}`) or name a folder with it"
         ) from error
 

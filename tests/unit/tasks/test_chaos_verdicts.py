@@ -1,4 +1,4 @@
-"""What `spotlight chaos` says of disturbed runs that break a promise; real faults are in tests/fault."""
+"""Messages of `spotlight chaos` about runs that break a promise; tests/fault has real faults."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_files_without_a_shard_of_the_weights_are_not_listed(folder: Path):
 @pytest.mark.parametrize("path", ["/models/nothere", "./nothere", "models/a/b"])
 def test_a_path_that_no_model_of_the_hub_can_have_is_not_to_be_downloaded(path: str):
     with pytest.raises(
-        ModelError, match=f"model.path = '{path}' is not a folder here.*name a folder"
+        ModelError, match=f"model.path = '{path}' is not a local folder.*name a folder"
     ) as refused:
         find_folder("model.path", path)
     assert "hf download" not in str(refused.value)
@@ -143,7 +143,7 @@ def test_a_path_that_no_model_of_the_hub_can_have_is_not_to_be_downloaded(path: 
 
 def test_a_name_that_is_not_here(whole: Path, refusal: Refusal):
     message = refusal(run_config(whole, model={"path": "nobody/no-such-model"}))
-    assert "'nobody/no-such-model' is not a folder here" in message
+    assert "'nobody/no-such-model' is not a local folder" in message
     assert "`hf download nobody/no-such-model`" in message
 
 

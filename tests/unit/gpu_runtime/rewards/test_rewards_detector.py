@@ -118,9 +118,9 @@ def test_weights_that_are_not_there_are_refused(tmp_path: Path, judges: GenEvalO
     for path, says in (
         (
             "nobody/has-this",
-            r"reward\.options\.detector = 'nobody/has-this' is not a folder here.*hf download nobody/has",
+            r"reward\.options\.detector = 'nobody/has-this' is not a local folder.*hf download nobody/has",
         ),
-        (str(tmp_path / "no folder"), "is not a folder here"),
+        (str(tmp_path / "no folder"), "is not a local folder"),
         (str(tmp_path), r"has no config\.json"),
     ):
         with pytest.raises(ModelError, match=says):

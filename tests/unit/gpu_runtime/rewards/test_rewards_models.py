@@ -135,7 +135,7 @@ def test_missing_weights_are_refused_by_their_setting(options: Options, scorer: 
     chosen = chosen_scorer(RewardConfig(scorer=scorer, options=missing))
     for refused in (chosen.build, chosen.check_files):
         with pytest.raises(
-            ModelError, match=rf"reward\.options\.{setting} = 'nobody/has-this' is not a folder here"
+            ModelError, match=rf"reward\.options\.{setting} = 'nobody/has-this' is not a local folder"
         ):
             refused()
 

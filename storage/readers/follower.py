@@ -108,7 +108,7 @@ class Follower:
     def lacking(self) -> str:
         """Return what the reader has not taken, as in `the figures of iterations 3 to 9, the run's end`."""
         try:
-            first, last = self.position.moment // 2 + 1, self._folder.listing().last_iteration
+            first, last = max(0, self.position.moment) // 2 + 1, self._folder.listing().last_iteration
         except StorageError:
             return "its last figures"
         if last is None or first > last:

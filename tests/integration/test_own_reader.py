@@ -233,7 +233,7 @@ def test_neither_commits_nor_the_end_wait_for_one_that_hangs(store: RunStore, ow
     assert own.told == [], "it hangs, and the run came here all the same"
     run.readers.finish("finished", wait_s=0.05)
     assert run.troubles == [
-        "Kept did not take everything within 0.05 s and lacks the figures of iterations 0 to 2, the run's "
+        "Kept did not take everything within 0.05 s and lacks the figures of iterations 1 to 2, the run's "
         "end; all figures are in the run's record, and the next run of the home sends them"
     ]
     own.goes_on.set()

@@ -202,7 +202,7 @@ def test_a_broken_store_is_told_once_and_stops_nothing(tmp_path: Path, monkeypat
     assert own.troubles[0].startswith("MLflow failed (")
     assert "the run continues" in own.troubles[0] and "\n" not in own.troubles[0]
     assert own.troubles[1] == (
-        "MLflow was away and lacks the figures of iterations 0 to 2, the run's end; all figures are in the "
+        "MLflow was away and lacks the figures of iterations 1 to 2, the run's end; all figures are in the "
         "run's record, and the next run of the home sends them"
     )
 

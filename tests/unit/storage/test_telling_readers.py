@@ -223,7 +223,7 @@ def test_what_a_reader_lacks_in_words(store: RunStore):
     reader = telling.WebhookReader(store.home)
     follower = Follower(store.home, "r", "webhook", reader, pytest.fail)
     assert follower.lacking() == "the run's end"
-    for iteration, which in ((1, "iterations 0 to 1"), (2, "iterations 0 to 2")):
+    for iteration, which in ((1, "iteration 1"), (2, "iterations 1 to 2")):
         commit(store, "r", iteration)
         assert follower.lacking() == f"the figures of {which}, the run's end"
     for moment, lacks in ((3, "the figures of iteration 2, the run's end"), (4, "the run's end")):

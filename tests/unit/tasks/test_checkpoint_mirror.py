@@ -256,6 +256,21 @@ def test_checkpoints_whose_rows_a_part_holds_stay_until_a_newer_one_is_there(
     assert uploads.take().count("checkpoint/weights") == 1
 
 
+def test_a_checkpoint_whose_rows_a_part_holds_appears_by_a_rename_in_a_new_mirror(
+    tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    for iteration in (1, 2):
+        save(home, iteration)
+    RunStore(home).folder("run").compact(at_least=2)
+
+    def copy(source: str, target: str, **_: Any) -> None:
+        pytest.fail(f"{target} is seen before it is complete")
+
+    monkeypatch.setattr(shutil, "copytree", copy)  # by which `shutil.move` does without the parent folder
+    copy_to_mirror(str(tmp_path / "mirror"), home, "run")
+    assert newest(Home(tmp_path / "mirror"))[0] == 2
+
+
 def test_an_iteration_that_one_life_does_again_is_copied_again(address: str, home: Home, elsewhere: Home):
     copied: dict[str, int] = {}
     for iteration in (1, 2):

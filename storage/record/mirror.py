@@ -34,8 +34,11 @@ _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
 _COPYING = ".copying-"
 """The beginning of the name under which a folder or file is written."""
 
-_TELLING = (MANIFEST, PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
-"""The first of these present tells two folders of one name apart, by times or contents; it is copied last."""
+_MARKERS = (MANIFEST, PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
+"""The first of these present is a folder's marker: copied last, so that it completes the copy.
+
+Its times or contents distinguish two folders of one name.
+"""
 
 
 class CheckpointMirror:
@@ -189,12 +192,11 @@ def _unless_gone(source: Path) -> Iterator[None]:
 
 
 def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
-    """Copy the files of a folder, the telling one last, unless an earlier life did."""
+    """Copy the files of a folder, the marker last, unless an earlier life did."""
     sizes = {path.name: path.stat().st_size for path in source.iterdir() if path.is_file()}
-    telling = next((name for name in _TELLING if name in sizes), "")
-    copied = _sizes(there, target)
-    is_same = bool(telling) and copied == sizes
-    if is_same and there.cat_file(f"{target}/{telling}") == (source / telling).read_bytes():
+    marker, copied = _marker(sizes), _sizes(there, target)
+    is_same = bool(marker) and copied == sizes
+    if is_same and there.cat_file(f"{target}/{marker}") == (source / marker).read_bytes():
         return
     copying = _copying(there, target)
     had_checkpoint = there.exists(f"{target}/{CHECKPOINT}")  # it belongs to the old rows
@@ -204,7 +206,7 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
         if had_checkpoint:
             there.rm(f"{target}/{CHECKPOINT}", recursive=True)
         for name in copied:
-            if name == telling or name not in sizes:
+            if name == marker or name not in sizes:
                 there.rm_file(f"{target}/{name}")
     _put_files(there, source, copying)
     if had_checkpoint:
@@ -216,12 +218,17 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
 
 
 def _put_files(there: DirFileSystem, source: Path, target: str) -> None:
-    """Copy the files of a folder, the telling one last."""
+    """Copy the files of a folder, the marker last."""
     names = [path.name for path in source.iterdir() if path.is_file()]
-    telling = next((name for name in _TELLING if name in names), "")
+    marker = _marker(names)
     there.makedirs(target, exist_ok=True)
-    for name in sorted(names, key=lambda name: (name == telling, name)):
+    for name in sorted(names, key=lambda name: (name == marker, name)):
         there.put_file(str(source / name), f"{target}/{name}")
+
+
+def _marker(names: Collection[str]) -> str:
+    """Return the marker among the files of a folder; empty if there is none."""
+    return next((name for name in _MARKERS if name in names), "")
 
 
 def _copying(there: DirFileSystem, target: str) -> str:

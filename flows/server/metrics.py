@@ -82,9 +82,10 @@ def _metrics(run: LiveRun, now: float) -> Iterator[_Described]:
          phases),
         (gauge, "devices", "Mean number of devices in each state over the newest iteration.", fleet,
          run.devices),
-        (counter, "device_seconds", "Paid device-seconds, lost work included.", fleet, device_s),
-        (counter, "cost_usd", "Dollars for devices, lost work included.", fleet, usd),
-        (counter, "judge_cost_usd", "Dollars for judges that have a price.", (), {(): run.judge_usd}),
+        # Gauges: a resumed run moves what it repeats from its states to `lost`, and drops its answers of judges.
+        (gauge, "device_seconds", "Paid device-seconds, lost work included.", fleet, device_s),
+        (gauge, "cost_usd", "Dollars for devices, lost work included.", fleet, usd),
+        (gauge, "judge_cost_usd", "Dollars for judges that have a price.", (), {(): run.judge_usd}),
         (counter, "device_events", "Devices that joined, failed, had a notice, left or were lost.",
          ("market", "kind"), run.device_events),
     )  # fmt: skip

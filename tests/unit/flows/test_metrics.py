@@ -19,7 +19,7 @@ from storage.environment import GIVES_VERDICT
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
 from storage.readers.figures import moments_after
-from storage.record.records import DeviceEvent
+from storage.record.records import JUDGE_USD, DeviceEvent
 from storage.record.results import live_runs
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
@@ -72,10 +72,34 @@ def test_a_run_is_shown_as_the_database_has_it(home: Home):
     assert sum(found["devices"].values()) == pytest.approx(3)
     # One evaluation of 9 s and four iterations of 18 s, on one reserved and two spot devices.
     paid_s = 9 + 4 * 18
-    assert sum(found["device_seconds_total"].values()) == pytest.approx(3 * paid_s)
-    assert sum(found["cost_usd_total"].values()) == pytest.approx(paid_s * (10.98 + 2 * 2.51) / 3600)
+    assert sum(found["device_seconds"].values()) == pytest.approx(3 * paid_s)
+    assert sum(found["cost_usd"].values()) == pytest.approx(paid_s * (10.98 + 2 * 2.51) / 3600)
     assert found["device_events_total"] == {("lost", "spot"): 2}
     assert 0 < found["score"][()] < 1
+
+
+def test_no_counter_falls_where_a_resumed_run_repeats_iterations(home: Home):
+    def counters() -> dict[str, float]:
+        return {
+            f"{sample.name} {sorted(sample.labels.items())}": sample.value
+            for family in text_string_to_metric_families(ask(home)[1])
+            if family.type == "counter"
+            for sample in family.samples
+        }
+
+    store = RunStore(home)
+    write_sample_run(store, "glyphs-1", iterations=2, status="running")
+    for iteration, at in ((3, 2_000.0), (4, 2_018.0)):
+        record = iteration_record("glyphs-1", iteration, at)
+        events = [DeviceEvent("spot-0", "spot", "lost", at)]
+        record = replace(record, metrics=record.metrics | {JUDGE_USD: 2.0}, device_events=events)
+        store.commit_iteration(record)
+    before, paid = counters(), values(ask(home)[1])["cost_usd"]
+    store.discard_after("glyphs-1", 3)
+    after, now_paid = counters(), values(ask(home)[1])["cost_usd"]
+    assert before and {name for name in before if after[name] < before[name]} == set()
+    assert now_paid[("spot", "rollout")] < paid[("spot", "rollout")] and ("spot", "lost") in now_paid
+    assert sum(now_paid.values()) == pytest.approx(sum(paid.values())), "what is repeated stays paid for"
 
 
 def test_no_share_of_exact_images_is_served_of_a_reward_without_a_verdict(home: Home):

@@ -12,10 +12,13 @@ _ZONES = {"H100": "gcp/us-east4", "H200": "aws/highest"}
 """Zone of the built-in book whose prices a GPU has where none are given."""
 
 
-def with_prices(config: RunConfig) -> RunConfig:
+def with_prices(config: RunConfig, on_demand: bool = False) -> RunConfig:
     """Return the configuration with the two prices of its price book; unchanged if it names no book.
 
     The run then keeps these prices to its end, whatever happens to the file.
+
+    Args:
+        on_demand: True if all devices are rented on demand, whatever the settings say.
 
     Raises:
         ConfigurationError: the book cannot be read, does not have the offers or has none available, or
@@ -30,7 +33,7 @@ def with_prices(config: RunConfig) -> RunConfig:
         # A run without spot devices needs no spot offer.
         spot_usd = (
             book.usd_per_hour(price.device, "spot", price.spot_zone)
-            if config.runtime.spot_workers
+            if config.runtime.spot_workers and not on_demand
             else reserved_usd
         )
     except PriceNotFoundError as error:
@@ -63,10 +66,11 @@ def with_gpu_prices(
     asked = {name: offer for name, offer in offers.items() if name not in given and offer[1] not in changing}
     if config.price.book or not asked:
         return config
-    if missing := [kind for kind, _ in asked.values() if kind not in _ZONES]:
+    if missing := {name: kind for name, (kind, _) in asked.items() if kind not in _ZONES}:
+        settings = " and ".join(f"price.{name}" for name in missing)
         raise ConfigurationError(
-            f"no price of an {missing[0]} is known here; give the dollars per hour of a reserved and of a "
-            "spot device: price.reserved_usd_per_hour and price.spot_usd_per_hour, or --price of what-if"
+            f"no price of an {next(iter(missing.values()))} is known here; give the dollars per hour of a "
+            f"device: {settings}, or --price of what-if"
         )
     book = known_prices()
     usd = {name: book.usd_per_hour(kind, market, _ZONES[kind]) for name, (kind, market) in asked.items()}

@@ -67,7 +67,8 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
     model = counted_model(config.model, config.adaptation)
     profile, no_price, usd_per_hour = find_profile(home, config, gpu.name), "", 0.0
     try:
-        priced = with_gpu_prices(with_prices(config), gpu.name, gpu.name, changing=("spot",))  # all on demand
+        priced = with_prices(config, on_demand=True)
+        priced = with_gpu_prices(priced, gpu.name, gpu.name, changing=("spot",))
         usd_per_hour = priced.price.reserved_usd_per_hour
     except ConfigurationError as error:
         no_price = str(error)

@@ -164,10 +164,11 @@ def test_a_preset_without_a_task_is_sized_as_with_a_detector():
     assert re.findall(r"\n  \d x H100: .*", said) == re.findall(r"\n  \d x H100: .*", like) != []
 
 
-def test_what_does_not_fit_and_what_has_no_price_is_said():
+def test_what_does_not_fit_and_what_has_no_price_is_said(tmp_path: Path):
     said = sized("--preset", "flux-ocr-512", "--gpu", "rtx4090", fits=False)
     assert "it does not fit on a device that trains, and does not fit on one that only generates" in said
     assert "no price of an RTX4090 is known here" in said and "$" not in said
+    assert "spot_usd_per_hour" not in said, "all devices are on demand"
     paid = ("--set", "price.reserved_usd_per_hour=5")  # the price of a spot device is not asked for
     alone = ("--set", "runtime.reserved_workers=2", "--set", "adaptation.gradient_checkpointing=false")
     said = sized("--preset", "sd3.5-ocr-512", "--gpu", "RTX4090", *paid, *alone)
@@ -177,7 +178,11 @@ def test_what_does_not_fit_and_what_has_no_price_is_said():
     said = sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", *alone[:2], *book)
     hours, usd = re.findall(r"\n  2 x H100: (\S+) h \(\S+ to \S+\), \$(\S+) ", said)[0]
     assert float(usd) == pytest.approx(2 * 6.88 * float(hours), rel=0.02), "the book's price, not a default"
-    with pytest.raises(ConfigurationError, match="no price of an A100"):
+    (tmp_path / "book.csv").write_text("device,market,zone,usd_per_hour\nH100,on_demand,here,2.0\n")
+    book = ("--set", f"price.book={tmp_path / 'book.csv'}", "--set", "price.offer=H100@here")
+    assert "h (" in (said := sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", *alone[:2], *book))
+    assert "no price of H100 spot" not in said and "$" in said, "the book has no spot device"
+    with pytest.raises(ConfigurationError, match=r"no price of an A100 .*: price\.reserved_usd_per_hour, or"):
         asked_prices = load_config("sd3.5-ocr-512", ["price.spot_usd_per_hour=1.6"], {})
         with_gpu_prices(asked_prices, "A100", "A100")
     with pytest.raises(ConfigurationError, match="only adapters on a model in bfloat16 are counted"):

@@ -7,7 +7,6 @@ into `review`, which decides whether the drafts under way may be trusted.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,14 @@ from gpu_runtime.exploration.draft_planner import (
 )
 from gpu_runtime.exploration.fidelity import FULL, MeasuredFidelities, costs_of
 from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
-from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan, plain_plan, prompts_of_iteration
+from gpu_runtime.exploration.plan import (
+    Candidate,
+    Note,
+    SeedPlan,
+    draft_spreads,
+    plain_plan,
+    prompts_of_iteration,
+)
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.exploration.window import WindowForecast
 from gpu_runtime.scheduling.scores import Score
@@ -118,8 +124,13 @@ class SeedExplorer:
                 )
         self._history.add(iteration, {prompt: list(scores.values()) for prompt, scores in judged.items()})
         choice = self.strategy.choose(planner, judged)
-        compared = tuple(prompt for prompt in choice.seeds if prompt in choice.random)
-        return SeedPlan(iteration, choice.seeds, made, compared, _figures(planner, choice, made))
+        compared = {
+            prompt: (choice.random[prompt], choice.spread[prompt])
+            for prompt in choice.seeds
+            if prompt in choice.random
+        }
+        figures = _figures(choice, made) | draft_spreads(compared.values())
+        return SeedPlan(iteration, choice.seeds, made, compared, figures)
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
         """Return the drafts to make with the rollout's weights, to check that ranks hold.
@@ -205,17 +216,11 @@ class SeedExplorer:
         return [full, *known] if FULL in self._cost else known or [full]
 
 
-def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
-    # Both means are over the same prompts, those with enough judged drafts, so that they can be compared.
-    explored = [prompt for prompt in choice.seeds if prompt in choice.random]
+def _figures(choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
     reached = {draft.prompt_id for draft in made if draft.error is None}
-    figures = {
+    return {
         "drafts": float(len(made)),
         "draft_errors": float(sum(draft.error is not None for draft in made)),
         "prompts_explored": float(len(reached)),
         "prompts_unexplored": float(sum(prompt not in reached for prompt in choice.seeds)),
     }
-    if explored:
-        figures["spread_random"] = statistics.fmean(choice.random[prompt] for prompt in explored)
-        figures["spread_kept"] = statistics.fmean(choice.spread[prompt] for prompt in explored)
-    return figures

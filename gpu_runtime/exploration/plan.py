@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -54,7 +54,8 @@ class SeedPlan:
         iteration: iteration that will roll them out.
         seeds: seed indices of each prompt_id; every prompt has the same number.
         candidates: drafts that it was chosen from; empty in a plain plan.
-        compared: prompts with enough drafts to estimate the variance of a random group.
+        compared: variances of the draft scores of a random group and of the chosen one, by prompt_id; only
+            where drafts are enough to estimate the first.
         refused: True if the ranks of its drafts cannot be trusted; draft again with fresh weights.
         superseded: drafts of the refused plan that this one replaces.
     """
@@ -62,7 +63,7 @@ class SeedPlan:
     iteration: int
     seeds: dict[int, tuple[int, ...]]
     candidates: tuple[Candidate, ...] = ()
-    compared: tuple[int, ...] = ()
+    compared: dict[int, tuple[float, float]] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     refused: bool = False
@@ -94,7 +95,7 @@ class SeedPlan:
 def plan_to_json(plan: SeedPlan) -> dict[str, Any]:
     """Return a plan as JSON values, for a checkpoint."""
     # JSON has no integer keys.
-    return asdict(plan) | {"seeds": list(plan.seeds.items())}
+    return asdict(plan) | {"seeds": list(plan.seeds.items()), "compared": list(plan.compared.items())}
 
 
 def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
@@ -103,7 +104,7 @@ def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
         iteration=values["iteration"],
         seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
         candidates=tuple(Candidate(**draft) for draft in values["candidates"]),
-        compared=tuple(values["compared"]),
+        compared={prompt: (random, chosen) for prompt, (random, chosen) in values["compared"]},
         figures=dict(values["figures"]),
         notes=tuple((kind, message) for kind, message in values["notes"]),
         refused=values["refused"],
@@ -190,6 +191,14 @@ def rollout_requests(
     ]
 
 
+def draft_spreads(compared: Collection[tuple[float, float]]) -> dict[str, float]:
+    """Return the means of the variances of `SeedPlan.compared`, by figure; empty without prompts."""
+    if not compared:
+        return {}
+    random, kept = zip(*compared, strict=True)
+    return {"spread_random": statistics.fmean(random), "spread_kept": statistics.fmean(kept)}
+
+
 def seed_figures(plan: SeedPlan, signal: Scores, value: Scores) -> dict[str, float]:
     """Return the metrics of an iteration: those of exploration, and how its seeds turned out.
 
@@ -199,17 +208,19 @@ def seed_figures(plan: SeedPlan, signal: Scores, value: Scores) -> dict[str, flo
 
     Returns:
         The plan's figures, `spread_rollout` (variance of the signal within a prompt, as the mean over the
-        prompts that the plan's own spread covers, or over all prompts where it covers none; prompts with a
-        sample that was not judged are left out) and, where kept seeds were drafted, `draft_error` (mean
-        distance between a seed's draft and rollout score).
+        prompts that the plan's own spreads cover, or over all prompts where they cover none) and, where kept
+        seeds were drafted, `draft_error` (mean distance between a seed's draft and rollout score). Prompts
+        with a sample that was not judged are left out of all spreads, so that they can be compared.
     """
-    explored = [prompt for prompt in plan.seeds if prompt in plan.compared] or list(plan.seeds)
-    spreads = []
-    for prompt in explored:
-        group = [signal[prompt, seed] for seed in plan.seeds[prompt] if (prompt, seed) in signal]
-        if len(group) == len(plan.seeds[prompt]):
-            spreads.append(statistics.pvariance(group))
-    figures = plan.figures | ({"spread_rollout": statistics.fmean(spreads)} if spreads else {})
+    groups = {
+        prompt: [signal[prompt, seed] for seed in seeds]
+        for prompt, seeds in plan.seeds.items()
+        if prompt in (plan.compared or plan.seeds) and all((prompt, seed) in signal for seed in seeds)
+    }
+    figures = dict(plan.figures)
+    if groups:
+        figures |= draft_spreads([plan.compared[prompt] for prompt in groups if prompt in plan.compared])
+        figures["spread_rollout"] = statistics.fmean(map(statistics.pvariance, groups.values()))
     drafted = plan.explored_score
     errors = [abs(drafted[identity] - score) for identity, score in value.items() if identity in drafted]
     return figures | {"draft_error": statistics.fmean(errors)} if errors else figures

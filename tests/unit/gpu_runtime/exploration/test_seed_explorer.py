@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
+from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json, seed_figures
 from storage.config.run_config import RunConfig
+from storage.record.results import variance_gain
 from tests.tiny_exploration import explore, explorer_of, make_config, rescored, rising, rolled
 
 
@@ -15,7 +16,7 @@ def test_the_extremes_of_each_prompt_are_kept():
     plan = explore(explorer_of(make_config()), 1, rising)
     assert plan.seeds == {4: (0, 7), 5: (0, 7)}
     assert plan.explored_score[4, 7] == 7 / 8
-    assert plan.compared == tuple(plan.seeds)
+    assert plan.compared.keys() == plan.seeds.keys()
 
 
 def test_a_budget_of_zero_gives_plain_seeds():
@@ -74,6 +75,20 @@ def test_the_variance_before_and_after_the_choice_is_reported():
     assert plan.figures["drafts"] == 8
     assert plan.figures["spread_random"] == pytest.approx(1 / 8)
     assert plan.figures["spread_kept"] == pytest.approx(1 / 4)
+
+
+def test_the_variance_gain_is_over_prompts_whose_samples_were_all_judged():
+    # Of prompt 4 random pairs vary by 1/8 and the kept one by 1/4; the drafts of prompt 5 are all equal.
+    plan = explore(
+        explorer_of(make_config(candidates=4)), 1, lambda p, s: float(s == 3) if p == 4 else 0.5
+    )
+    assert plan.figures["spread_random"] == pytest.approx(1 / 16)
+    signal = {(4, seed): float(seed == 3) for seed in plan.seeds[4]} | {(5, plan.seeds[5][0]): 0.5}
+    figures = seed_figures(plan, signal, {})
+    spreads = [figures[name] for name in ("spread_random", "spread_rollout", "spread_kept")]
+    assert variance_gain([spreads]) == (pytest.approx(2.0), True), "the prompt of the failed one counts nowhere"
+    assert spreads[2] == pytest.approx(1 / 4)
+    assert seed_figures(plan, {}, {}) == plan.figures
 
 
 def test_prompts_that_were_not_reached_have_no_spread():

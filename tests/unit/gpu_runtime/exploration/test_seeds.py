@@ -55,7 +55,7 @@ def test_figures_of_a_rollout():
 
 def test_the_spread_of_a_rollout_is_of_explored_prompts():
     signal = {(7, 0): 1.0, (7, 2): 0.5, (8, 0): 0.0, (8, 1): 1.0}
-    plan = replace(PLAN, compared=(7,))
+    plan = replace(PLAN, compared={7: (0.0, 0.25)})
     assert seed_figures(plan, signal, {})["spread_rollout"] == pytest.approx(0.0625)
     plain = seed_figures(SeedPlan(1, plan.seeds), signal, {})
     assert plain["spread_rollout"] == pytest.approx((0.0625 + 0.25) / 2)

@@ -12,11 +12,10 @@ from flows.process.ended_flow_runs import note_process
 from flows.progress import reporter
 from flows.run_identity import new_run_id
 from storage.config.run_config import RunConfig
-from storage.evaluations.separate import comparable, compare_evaluations
+from storage.evaluations.separate import compare_evaluations
 from storage.home import Home
 from storage.prompts.files import draw_subset, load_run_prompts, part_in_words
 from tasks.evaluation import evaluate_weights, record_separately
-from tasks.inputs import judge_digests
 
 
 @flow(name="evaluate", persist_result=False, on_running=[note_process])
@@ -34,7 +33,7 @@ def evaluate_model(
         config: what to evaluate with; its prompts and sampling may differ from the run's.
         run_id: the run whose newest checkpoint is scored; None scores the untouched model.
         images: an empty folder for the images, in GenEval's layout; None keeps none.
-        compare: an earlier evaluation, or a run that was evaluated, to compare with.
+        compare: identifier of an earlier evaluation to compare with, as `comparable` returns it.
         evaluation_id: an unused one; made up if None.
         preset: that the configuration comes from, or the run was started with; empty for none.
 
@@ -44,14 +43,12 @@ def evaluate_model(
     """
     started = time.monotonic()
     home = Home.from_environment().ensure()
-    # Before the work: that must not change what `compare` means, nor must this fail after it.
-    earlier = None if compare is None else comparable(home, config, judge_digests(config), compare)
     _, held_out = load_run_prompts(config)
     part = part_in_words(draw_subset(held_out, config.evaluation.prompts), held_out)
     reporter().note(f"evaluating {run_id or config.model.path} on {part}")
     evaluated = evaluate_weights(home, config, run_id)
     evaluation_id = evaluation_id or new_run_id(f"evaluate-{config.name}")
     result = record_separately(home, config, evaluation_id, evaluated, images, preset)
-    if earlier is not None:
-        result |= {"difference": compare_evaluations(home, earlier, evaluation_id)}
+    if compare is not None:
+        result |= {"difference": compare_evaluations(home, compare, evaluation_id)}
     return result | {"wall_s": time.monotonic() - started}

@@ -136,6 +136,7 @@ def evaluate(
         changes = [*settings, *cluster_setting(cluster, ray_address)]
         config, named = evaluated_configuration(home, run_id, preset, changes)
         look_at_inputs(config)
+        # Before the work: that must not change what `compare` means, nor must this fail after it.
         earlier = None if compare is None else comparable(home, config, judge_digests(config), compare)
         folder = None if images is None else claim_folder(images, "--images")
         evaluation_id = free_evaluation_id(home, config, None)

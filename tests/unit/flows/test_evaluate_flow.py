@@ -14,7 +14,7 @@ import pytest
 import flows.evaluate
 import tasks.evaluation
 from flows.cli.looking import evaluation_facts, show_evaluation, show_evaluations
-from flows.start import evaluated_configuration
+from flows.start import evaluate, evaluated_configuration
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -144,9 +144,10 @@ def test_nothing_of_exact_images_is_said_of_a_reward_without_a_verdict(
 
 
 def test_what_cannot_be_compared_is_refused_before_the_work(home: Home, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(flows.evaluate, "evaluate_weights", None)
+    monkeypatch.setattr("flows.start.look_at_inputs", lambda config: None)
+    monkeypatch.setattr("flows.server.prefect_server.prefect_server", None)
     with pytest.raises(RunNotFoundError, match="no evaluation 'nothing'"):
-        flows.evaluate.evaluate_model.fn(CONFIG, "mine", None, "nothing")
+        evaluate(preset="smoke", compare="nothing")
 
 
 def test_the_names_for_readers_begin_like_those_of_a_run():

@@ -218,9 +218,8 @@ def _run_folders(home: Home, run_ids: Sequence[str] | None) -> list[RunFolder]:
 
 
 def _is_copy(folder: RunFolder) -> bool:
-    """Return True for a run copied under another name: the rows of its original would count twice."""
     try:
-        return _run_row(folder.path / RUN_FILE).get("run_id") not in (None, folder.run_id)
+        return folder.is_copy(_run_row(folder.path / RUN_FILE))
     except StorageError:  # a query of `runs` reports it
         return False
 

@@ -92,11 +92,12 @@ class RunFolder:
     @property
     def copied(self) -> str:
         """The problem with a run's folder that was copied or renamed to another name; empty for any other."""
-        named = None
+        identity: dict[str, Any] = {}
         with suppress(StorageError):  # damaged: reading it reports that
-            named = read_json(self.path / RUN_FILE).get("run_id")
-        if named in (None, self.run_id):
+            identity = self.identity()
+        if not self.is_copy(identity):
             return ""
+        named = identity["run_id"]
         original = Home(self.path.parent.parent).run(str(named))
         if not RunFolder(original).exists:
             return (
@@ -107,6 +108,10 @@ class RunFolder:
             f"{self.path} is a copy of run {named!r} under another name, and is skipped, as its rows would "
             "count twice; move the folder out of the home"
         )
+
+    def is_copy(self, identity: Mapping[str, Any]) -> bool:
+        """Return True if its run.json names another run, whose rows would count twice."""
+        return identity.get("run_id") not in (None, self.run_id)
 
     def create(self, identity: Mapping[str, Any]) -> bool:
         """Make the folder with its run.json; return False if there is a run already."""

@@ -336,10 +336,10 @@ class RunStore:
     def runs(self) -> list[RunRow]:
         """Return all runs, newest first."""
         self.home.refuse_earlier_layout()
-        folders = [self.folder(run_id) for run_id in self.home.run_ids()]
-        rows = {folder.run_id: _row(folder, folder.identity()) for folder in folders if folder.exists}
-        own = [row for run_id, row in rows.items() if row.run_id == run_id]  # and no copy of another
-        return sorted(own, key=lambda row: (row.created_at, row.run_id), reverse=True)
+        folders = [folder for folder in map(self.folder, self.home.run_ids()) if folder.exists]
+        described = [(folder, folder.identity()) for folder in folders]
+        rows = [_row(folder, identity) for folder, identity in described if not folder.is_copy(identity)]
+        return sorted(rows, key=lambda row: (row.created_at, row.run_id), reverse=True)
 
     def known(self, run_id: str) -> RunFolder:
         """Return the folder of a run that must exist; the error suggests similar identifiers.

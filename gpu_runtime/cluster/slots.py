@@ -35,8 +35,12 @@ class FailedStart:
         """Message to users: the failure and when the slot is tried again."""
         slot = self.worker.split(".")[0]
         often = f", {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
-        when = "with the next phase" if self.pause == 1 else f"in {self.pause} phases"
-        return f"{slot} did not start{often}: {self.reason}; it is tried again {when}"
+        return f"{slot} did not start{often}: {self.reason}; it is tried again {in_phases(self.pause)}"
+
+
+def in_phases(phases: int) -> str:
+    """Return when a slot is tried again, in words."""
+    return "with the next phase" if phases == 1 else f"in {phases} phases"
 
 
 def pause(failures: int) -> int:

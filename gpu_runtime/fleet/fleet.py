@@ -6,7 +6,8 @@ Invariants:
   have received their state train, too. The loss of a reserved one ends the run, unless another reserved one
   has the same state (`algorithm.gradient_shards`); that of another device never does.
 - A slot has at most one worker that stays or is on its way, a standby or a new process. It is started at once
-  while devices generate, else with the next phase.
+  while devices generate, else with the next phase; later if one after another was lost while loading or soon
+  after.
 - A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
   ends while it loads is billed, too; one that still loads when the run ends is not.
 - A worker that is under notice or leaves gets no further chunk. If the notice is withdrawn, it pulls again,
@@ -329,7 +330,8 @@ class Fleet:
 
     def _on_lost(self, device: Device, error: WorkerLostError, trained: bool = False) -> None:
         """Remove a worker that has died, and is no trainer, or not the last one."""
-        if not self._remove(device, "lost", str(error)):
+        unfit = trained and isinstance(error, DeviceFaultError)  # for training, which has its own limit
+        if not self._remove(device, "lost", str(error), may_repeat=not unfit):
             return  # several of its calls fail
         self.lost.append(device.name)
         if not isinstance(error, DeviceFaultError):
@@ -458,12 +460,18 @@ class Fleet:
             self.accounts.on_never_joined(device, kind, why)
             self._vacate(device)
 
-    def _remove(self, device: Device, kind: DeviceEventKind, why: str) -> bool:
-        """Remove a device that had joined and is gone; return False if it is removed already."""
+    def _remove(self, device: Device, kind: DeviceEventKind, why: str, may_repeat: bool = False) -> bool:
+        """Remove a device that had joined and is gone; return False if it is removed already.
+
+        Args:
+            may_repeat: True if its replacement may be lost for the same reason, and so may have to wait.
+        """
         with self._lock:
             if not any(device is one for one in self._devices):
                 return False
             self._devices.remove(device)
+        if may_repeat and (paused := self._provisioner.on_lost(device)):  # before its instance is free
+            self.collector.note(paused)
         self.trainers.drop(device)
         self.accounts.on_ended(device, kind, why)
         self._vacate(device)

@@ -305,8 +305,8 @@ class WorkerProvisioner:
         """Record that a loaded worker was lost; return why its slot is paused, in words; empty if it is not.
 
         The first two that are lost in a row soon after they had loaded may be chance, and are replaced at
-        once; then each pause is twice as long. An announced loss, or one of the whole instance, is not counted;
-        nor is any where samples are shared, as no group may be left without this device.
+        once; then each pause is twice as long. An announced loss, or one of the whole instance, does not
+        count, nor does any where samples are shared, as no group may be left without this device.
         """
         slot, rented = device.slot, self._rented
         if time.monotonic() - (device.loaded_at_s or 0.0) >= _PROVEN_S:

@@ -180,7 +180,7 @@ def test_what_does_not_fit_and_what_has_no_price_is_said(tmp_path: Path):
     assert float(usd) == pytest.approx(2 * 6.88 * float(hours), rel=0.02), "the book's price, not a default"
     (tmp_path / "book.csv").write_text("device,market,zone,usd_per_hour\nH100,on_demand,here,2.0\n")
     book = ("--set", f"price.book={tmp_path / 'book.csv'}", "--set", "price.offer=H100@here")
-    assert "h (" in (said := sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", *alone[:2], *book))
+    said = sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", *alone[:2], *book)
     assert "no price of H100 spot" not in said and "$" in said, "the book has no spot device"
     with pytest.raises(ConfigurationError, match=r"no price of an A100 .*: price\.reserved_usd_per_hour, or"):
         asked_prices = load_config("sd3.5-ocr-512", ["price.spot_usd_per_hour=1.6"], {})

@@ -79,14 +79,12 @@ def test_the_variance_before_and_after_the_choice_is_reported():
 
 def test_the_variance_gain_is_over_prompts_whose_samples_were_all_judged():
     # Of prompt 4 random pairs vary by 1/8 and the kept one by 1/4; the drafts of prompt 5 are all equal.
-    plan = explore(
-        explorer_of(make_config(candidates=4)), 1, lambda p, s: float(s == 3) if p == 4 else 0.5
-    )
+    plan = explore(explorer_of(make_config(candidates=4)), 1, lambda p, s: float(s == 3) if p == 4 else 0.5)
     assert plan.figures["spread_random"] == pytest.approx(1 / 16)
     signal = {(4, seed): float(seed == 3) for seed in plan.seeds[4]} | {(5, plan.seeds[5][0]): 0.5}
     figures = seed_figures(plan, signal, {})
     spreads = [figures[name] for name in ("spread_random", "spread_rollout", "spread_kept")]
-    assert variance_gain([spreads]) == (pytest.approx(2.0), True), "the prompt of the failed one counts nowhere"
+    assert variance_gain([spreads]) == (pytest.approx(2.0), True), "prompt 5 counts nowhere"
     assert spreads[2] == pytest.approx(1 / 4)
     assert seed_figures(plan, {}, {}) == plan.figures
 

@@ -308,7 +308,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
     ),
     "sana": (
         PublishedModel(
-            "Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+            "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers",
             # 7.5 and a depthwise convolution of 3x3 over five widths.
             Architecture(2240, cross=20, linear_head=32, channels=32, text_width=2304 + 2240, modulation=4,
                          feed_forward=7.5 + 45 / 2240),

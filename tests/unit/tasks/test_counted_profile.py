@@ -20,6 +20,7 @@ from diffusers import (
     WanTransformer3DModel,
     ZImageTransformer2DModel,
 )
+from diffusers.pipelines.sana import pipeline_sana
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -434,3 +435,12 @@ def test_compiled_blocks_take_compiled_parts_and_what_failed_is_carried(tmp_path
     assert profile.step_s(16) == pytest.approx(0.6) and "step_512_compiled" in profile.step.source
     assert profile.train_sample_s == find_profile(Home(tmp_path), config, "H200").train_sample_s
     assert profile.train_sample_s.evidence == "counted"
+
+
+def test_sana_s_weights_are_those_that_were_made_for_bfloat16():
+    """Those of `Sana_1600M_1024px_diffusers` were trained in float16, which holds three more bits."""
+    model = load_config("sana-1024", [], {}).model
+    assert f'"{model.path}", torch_dtype' in pipeline_sana.EXAMPLE_DOC_STRING
+    assert "transformer.to(torch.bfloat16)" in pipeline_sana.EXAMPLE_DOC_STRING
+    counted = published_model(model)
+    assert counted is not None and counted.name == model.path

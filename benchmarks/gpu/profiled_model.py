@@ -107,7 +107,7 @@ class ProfiledModel:
     def compiled(self) -> Iterator[None]:
         """Within this context the blocks are compiled, as `model.compile=true` has them."""
         with torch._dynamo.config.patch(disable=False):
-            compile_blocks(self._transformer, 1, self._plan.compiler)
+            compile_blocks(self._transformer, False, self._plan.compiler)
             try:
                 yield
             finally:

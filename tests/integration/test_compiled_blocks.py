@@ -82,22 +82,27 @@ def test_compiled_blocks_sample_and_train_as_plain_ones(
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_prompts_of_more_lengths_than_a_block_has_graphs_are_compiled_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("family", "graphs"), [("qwen-image-2.1", 1), ("z-image", 4)])
+def test_prompts_of_all_lengths_are_compiled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, graphs: int
 ):
-    """Without padding each length has a graph: else a run would end at the prompt of one length too many."""
-    monkeypatch.setattr(compiled_blocks, "_GRAPHS_OF_A_BLOCK", 2)
+    """A graph for each length that a text without padding may have would take most of a run to compile."""
     monkeypatch.setattr(
         pipeline_model, "compile_blocks", partial(compiled_blocks.compile_blocks, backend="eager")
     )
-    family = "qwen-image-2.1"
-    config = family_config(family, save_pipeline(family, tmp_path), model={"compile": True, "guidance": 1.0})
-    model = load_model(config.model)
-    latents, sigma = torch.zeros(1, *model.latent_shape), torch.tensor([0.5])
+    folder = save_pipeline(family, tmp_path)
+    settings = {"guidance": 1.0, "negative_prompt": ""}
+    plain, compiled = (
+        load_model(family_config(family, folder, model={"compile": compile, **settings}).model)
+        for compile in (False, True)
+    )
+    latents, sigma = torch.zeros(1, *plain.latent_shape), torch.tensor([0.5])
     with torch.no_grad():
-        for length in range(1, 5):
-            model.velocity(latents, sigma, model.encode_prompts(["a" * length]))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 4
+        for length in (1, 2, 3, 40, 80, 100):
+            encoded = plain.encode_prompts(["a" * length])
+            expected = plain.velocity(latents, sigma, encoded)
+            assert torch.equal(compiled.velocity(latents, sigma, encoded), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_a_machine_without_a_compiler_is_refused_before_anything_is_loaded(
@@ -130,7 +135,7 @@ def test_triton_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_transformer_without_named_blocks_is_refused():
     with pytest.raises(ConfigurationError, match="Linear names no blocks"):
-        compiled_blocks.compile_blocks(torch.nn.Linear(2, 2), 1)
+        compiled_blocks.compile_blocks(torch.nn.Linear(2, 2), False)
 
 
 def test_what_was_never_tried_together_is_refused(folder: Path):

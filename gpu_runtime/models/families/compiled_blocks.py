@@ -11,20 +11,20 @@ import torch
 from storage.errors import ConfigurationError
 
 _GRAPHS_OF_A_BLOCK = 64
-"""Most graphs of a block for texts of one length: generating, evaluating, training, with and without
-adapters, per batch shape."""
+"""Most graphs of a block: generating, evaluating, training, with and without adapters, per batch shape."""
 
 
-def compile_blocks(transformer: torch.nn.Module, text_lengths: int, backend: str = "inductor") -> None:
+def compile_blocks(transformer: torch.nn.Module, lengths_vary: bool, backend: str = "inductor") -> None:
     """Let every block of a diffusers transformer be compiled when it is first called.
 
-    The weights, their names and `state_dict` stay the same. Each shape is compiled when it first occurs, and
+    The weights, their names and `state_dict` stay the same. A graph is compiled when it is first needed, and
     a block that is compiled more often than a run can need is an error instead of a silent return to plain
     calls: outputs differ between the two by rounding.
 
     Args:
         transformer: transformer with adapters, or before they are added.
-        text_lengths: number of lengths that texts may have.
+        lengths_vary: True if sequences have many lengths; one graph then serves all, as compiling one for
+            each length of a prompt would take longer than it saves.
         backend: backend of torch.compile; `eager` traces the blocks, and generates no code.
 
     Raises:
@@ -38,12 +38,12 @@ def compile_blocks(transformer: torch.nn.Module, text_lengths: int, backend: str
             "false"
         )
     limits: Any = torch._dynamo.config
-    limits.recompile_limit = graphs = _GRAPHS_OF_A_BLOCK * text_lengths
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, graphs)
+    limits.recompile_limit = _GRAPHS_OF_A_BLOCK
     limits.fail_on_recompile_limit_hit = True
     for block in blocks:
-        # Concrete shapes, not symbols: batches of a run have few shapes, and a general graph is slower.
-        block.compile(backend=backend, dynamic=False)
+        # Concrete shapes where a run has few: a general graph is slower. Else symbols from the first call on,
+        # or a sample's bits would depend on the length that a process has seen first.
+        block.compile(backend=backend, dynamic=lengths_vary)
 
 
 def refuse_missing_compiler(device: torch.device) -> None:

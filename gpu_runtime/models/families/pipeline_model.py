@@ -64,6 +64,9 @@ class PipelineModel(ABC):
     MASKED: ClassVar[bool] = False
     """True if attention to text has a mask, which some kernels do not take."""
 
+    CUTS_PADDING: ClassVar[bool] = False
+    """True if the transformer gets text without its padding, so that its length varies."""
+
     SCHEDULER: ClassVar[Any] = FlowMatchEulerDiscreteScheduler
     """Class of the scheduler that its models come with; only the schedule is used."""
 
@@ -140,7 +143,7 @@ class PipelineModel(ABC):
             transformer = load_weights(cls.TRANSFORMER, folder, part, dtype)
             choose_attention(transformer, settings.attention)
             if settings.compile:
-                compile_blocks(transformer, cls.text_lengths(settings))
+                compile_blocks(transformer, cls.CUTS_PADDING)
             return transformer
 
         parts = Parts(
@@ -349,11 +352,6 @@ class PipelineModel(ABC):
             tokenizers: tokenizers by the names of their folders.
         """
         return text_length
-
-    @classmethod
-    def text_lengths(cls, settings: ModelConfig) -> int:
-        """Return how many lengths texts have in the transformer: one, unless the family cuts padding off."""
-        return 1
 
     @property
     def _grid(self) -> tuple[int, int]:

@@ -32,17 +32,13 @@ class QwenImage21Model(QwenImageModel):
     VAE = AutoencoderKLQwenImage21
     ENCODERS = {"text_encoder": Qwen3VLForConditionalGeneration}  # noqa: RUF012
     TOKENIZERS = ("processor",)
+    CUTS_PADDING = True
     PACKED = False
 
     @classmethod
     def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
         """Return the tokens of the image, which are latent pixels; its sides have an even number of them."""
         return cls.PATCH**2 * super().image_tokens(vae, settings)
-
-    @classmethod
-    def text_lengths(cls, settings: ModelConfig) -> int:
-        """Return how many tokens a text may have."""
-        return settings.text_length or cls.TEXT_LENGTH
 
     @classmethod
     def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:

@@ -32,6 +32,7 @@ class ZImageModel(PipelineModel):
     VAE = AutoencoderKL
     ENCODERS = {"text_encoder": Qwen3Model}  # noqa: RUF012
     TEXT_LENGTH = 512
+    CUTS_PADDING = True
     THINKS = True
 
     @classmethod
@@ -43,11 +44,6 @@ class ZImageModel(PipelineModel):
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, settings: ModelConfig) -> int:
         """Return the multiple that the transformer pads each text to; they do not share one length."""
         return SEQ_MULTI_OF
-
-    @classmethod
-    def text_lengths(cls, settings: ModelConfig) -> int:
-        """Return how many multiples of 32 a text's tokens may make."""
-        return -(-(settings.text_length or cls.TEXT_LENGTH) // SEQ_MULTI_OF)
 
     def _schedule_tokens(self) -> int:
         return self.latent_shape[0] // self.PATCH**2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -36,6 +37,11 @@ class Conditioning:
     source_BZC: torch.Tensor | None = None
     source_BHWC: torch.Tensor | None = None
     negative: Conditioning | None = None
+
+    @cached_property
+    def texts(self) -> list[torch.Tensor]:
+        """Embeddings of each row's real tokens; cut once, as a device is asked how many there are."""
+        return [embeds_LE[mask_L] for embeds_LE, mask_L in zip(self.embeds_BLE, self.mask_BL, strict=True)]
 
     @property
     def nbytes(self) -> int:

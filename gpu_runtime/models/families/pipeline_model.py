@@ -184,7 +184,10 @@ class PipelineModel(ABC):
         count, own_tokens = latents_BSC.shape[:2]
         tokens = conditioning.with_source(latents_BSC.to(self.dtype))
         positive = self._predict(tokens, sigma_B, conditioning)[:, :own_tokens].float()
-        opposite = conditioning.negative if self._negative is None else self._negative.rows([0] * count)
+        # Repeated once: an index would be copied to the device at every step, and wait for the step before.
+        if self._negative is not None and len(self._negative.mask_BL) != count:
+            self._negative = self._negative.rows([0] * count)
+        opposite = self._negative or conditioning.negative
         if opposite is None:
             return positive
         negative = self._predict(tokens, sigma_B, opposite)[:, :own_tokens].float()

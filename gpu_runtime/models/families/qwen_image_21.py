@@ -60,20 +60,17 @@ class QwenImage21Model(QwenImageModel):
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        parts = zip(latents_BSC.split(1), sigma_B.split(1), strict=True)
-        return torch.cat([self._alone(*part, conditioning.rows([row])) for row, part in enumerate(parts)])
+        parts = zip(latents_BSC.split(1), sigma_B.split(1), conditioning.texts, strict=True)
+        return torch.cat([self._alone(*part) for part in parts])
 
-    def _alone(
-        self, latents_1SC: torch.Tensor, sigma_1: torch.Tensor, conditioning: Conditioning
-    ) -> torch.Tensor:
-        embeds_1LE = conditioning.embeds_BLE[:, conditioning.mask_BL[0]].to(self.dtype)
+    def _alone(self, latents_1SC: torch.Tensor, sigma_1: torch.Tensor, text_LE: torch.Tensor) -> torch.Tensor:
         tokens = latents_1SC.shape[1]
         # The encoder's places of an image stand for four tokens each.
-        places = torch.arange(embeds_1LE.shape[1] + tokens // 4, device=self.device) >= embeds_1LE.shape[1]
+        places = torch.arange(len(text_LE) + tokens // 4, device=self.device) >= len(text_LE)
         return self.transformer(
             hidden_states=latents_1SC,
             timestep=self._time(sigma_1),
-            encoder_hidden_states=embeds_1LE,
+            encoder_hidden_states=text_LE[None].to(self.dtype),
             img_shapes=[[(1, *self._grid)]],
             img_mask=places[None],
             return_dict=False,

@@ -60,16 +60,12 @@ class ZImageModel(PipelineModel):
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
         latents_BCfhw = self._as_box(latents_BSC)[:, :, None]
-        embeds_BLE = conditioning.embeds_BLE.to(self.dtype)
         # This transformer's time runs from noise to image.
         time_B = (1000 - sigma_B * 1000) / 1000
         rows = [
             self.transformer(
-                [latents_BCfhw[row]],
-                time_B[row : row + 1],
-                [embeds_BLE[row][conditioning.mask_BL[row]]],
-                return_dict=False,
+                [latents_BCfhw[row]], time_B[row : row + 1], [text_LE.to(self.dtype)], return_dict=False
             )[0][0]
-            for row in range(len(latents_BSC))
+            for row, text_LE in enumerate(conditioning.texts)
         ]
         return -as_tokens(torch.stack(rows)[:, :, 0])

@@ -54,6 +54,7 @@ class Sampler:
         self._sampling = sampling
         self._prompt_cache: dict[tuple[str, str], Conditioning] = {}  # the one used longest ago comes first
         self._cached_bytes = 0
+        self._latest: tuple[list[tuple[str, str]], Conditioning] | None = None
         self._sigmas: dict[tuple[bool, int], torch.Tensor] = {}
 
     def total_steps(self, request: SampleRequest) -> int:
@@ -160,7 +161,11 @@ class Sampler:
         cache |= rows  # the last ones used are the last ones in it
         while self._cached_bytes > _PROMPTS_BYTES and len(cache) > len(rows):
             self._cached_bytes -= cache.pop(next(iter(cache))).nbytes
-        return Conditioning.joined([rows[prompt] for prompt in wanted]).to(self._model.device)
+        # A batch's next steps and rows often have the same prompts: tens of megabytes to copy each time.
+        if self._latest is None or self._latest[0] != wanted:
+            encoded = Conditioning.joined([rows[prompt] for prompt in wanted])
+            self._latest = wanted, encoded.to(self._model.device)
+        return self._latest[1]
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
         """Return the noise schedule of this kind of request, from 1 to 0: shape (T + 1,)."""

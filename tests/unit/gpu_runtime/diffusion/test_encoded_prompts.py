@@ -7,6 +7,7 @@ import torch
 
 from gpu_runtime.diffusion import sampler
 from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.models.protocol import Conditioning
 from tests.tiny_model import TinyModel
 from tests.tiny_run import PROMPTS, request, tiny_config
 
@@ -58,3 +59,25 @@ def test_many_prompts_are_on_the_device_a_part_at_a_time(monkeypatch: pytest.Mon
         under_test.conditioning(asked).embeds_BLE, TinyModel().encode_prompts(PROMPTS).embeds_BLE
     )
     assert len(together) == 2, "they are kept"
+
+
+def test_a_batch_that_takes_a_step_at_a_time_copies_its_prompts_to_the_device_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    under_test, copies = Sampler(TinyModel(), tiny_config().sampling), list[int]()
+    to = Conditioning.to
+
+    def count(conditioning: Conditioning, device: torch.device | str) -> Conditioning:
+        copies.append(len(conditioning.mask_BL))
+        return to(conditioning, device)
+
+    wanted = [request(0, 0), request(1, 0)]
+    states = under_test.begin(wanted)
+    under_test.encode(wanted)
+    monkeypatch.setattr(Conditioning, "to", count)
+    for _ in range(under_test.total_steps(wanted[0])):
+        states = under_test.advance(states, 1)
+    assert copies == [4]
+    whole = under_test.advance(under_test.begin(wanted[::-1]))
+    assert copies == [4, 4], "rows in another order are another batch"
+    assert all((one.latents_SC == two.latents_SC).all() for one, two in zip(whole, states[::-1], strict=True))

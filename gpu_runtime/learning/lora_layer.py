@@ -16,7 +16,15 @@ class LoraLinear(lora.Linear):
     weights are rounded to bfloat16 for each product, as under autocast, and the second product adds itself to
     the base layer's output. A batch's gradients are rounded in the same way; their sum over batches, the
     moments and the weights themselves stay in float32. On a float32 model the bits are those of PEFT's layer.
+
+    Attributes:
+        keeps_rounded: True to keep the rounded weights while no gradient is computed, until they change: else
+            one in seven kernels of Qwen-Image's denoising step rounds them again. Every change must raise the
+            version of the weight's tensor, as all changes in place do except FSDP's.
     """
+
+    keeps_rounded = False
+    _kept: tuple[Any, tuple[torch.Tensor, ...]] | None = None
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the layer's output with its one active adapter.
@@ -29,11 +37,24 @@ class LoraLinear(lora.Linear):
         if x.dtype != torch.bfloat16 or args or kwargs or not self._is_plain(name):
             return super().forward(x, *args, **kwargs)
         rows = x.reshape(-1, x.shape[-1])
-        layers: Any = self.lora_A[name], self.lora_B[name]
-        down, up = (layer.weight.to(x.dtype) for layer in layers)
+        down, up = self._rounded(name, x.dtype)
         # Added in place, on a matrix: no sum is allocated, and the backward pass copies no gradient.
         output = self.base_layer(rows).addmm_(functional.linear(rows, down), up.t(), alpha=self.scaling[name])
         return output.view(*x.shape[:-1], output.shape[-1])
+
+    def _rounded(self, name: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Return an adapter's weights in a precision."""
+        layers: Any = self.lora_A[name], self.lora_B[name]
+        weights = tuple(layer.weight for layer in layers)
+        if torch.compiler.is_compiling() or not self.keeps_rounded:
+            return tuple(weight.to(dtype) for weight in weights)
+        if torch.is_grad_enabled():
+            self._kept = None  # training needs the memory
+            return tuple(weight.to(dtype) for weight in weights)
+        now = [(weight.data_ptr(), weight._version) for weight in weights]
+        if self._kept is None or self._kept[0] != now:
+            self._kept = now, tuple(weight.to(dtype) for weight in weights)
+        return self._kept[1]
 
     def _is_plain(self, name: str) -> bool:
         """Return True if one adapter is active, without anything that PEFT's layer would add to it."""

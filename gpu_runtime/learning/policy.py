@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,11 @@ class Policy:
             self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
 
     def _prepare(self, transformer: torch.nn.Module) -> None:
-        """Change the transformer before its trained weights are listed; one process has nothing to do."""
+        """Change the transformer before its trained weights are listed."""
+        layers: Any = transformer.modules()
+        for layer in layers:
+            if hasattr(layer, "keeps_rounded"):
+                layer.keeps_rounded = True
 
     def gather(self) -> None:
         """Gather all weights here, to generate with; one process already has them."""

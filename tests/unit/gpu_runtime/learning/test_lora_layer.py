@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners import lora
 from torch import nn
 from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_runtime.learning.lora_layer import LoraLinear
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.sharded_training import ShardedPolicy
+from storage.config.run_config import AdaptationConfig
+from tests.tiny_model import TinyModel
 
 INPUTS, HIDDEN = 48, 80
 
@@ -125,3 +133,52 @@ def test_the_input_is_not_changed_and_rows_may_lie_apart():
     before = x.clone()
     with torch.no_grad():
         assert torch.equal(model(x), model(before.contiguous())) and torch.equal(x, before)
+
+
+class Roundings(TorchDispatchMode):
+    """Counts the tensors that are converted to another precision."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
+
+
+def roundings(model: nn.Module, x: torch.Tensor) -> int:
+    with Roundings() as mode:
+        model(x)
+    return mode.count
+
+
+def test_adapters_are_rounded_once_for_all_steps_of_generating():
+    model, x = with_adapters(LoraLinear, torch.bfloat16), torch.randn(4, INPUTS, dtype=torch.bfloat16)
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, LoraLinear)]
+    for layer in layers:
+        layer.keeps_rounded = True
+    expected = model(x)
+    with torch.no_grad():
+        assert [roundings(model, x) for _ in range(3)] == [4, 0, 0]
+        assert torch.equal(model(x), expected)
+        layers[0].lora_A["default"].weight.mul_(2)
+        layers[1].lora_B["default"].weight.data = layers[1].lora_B["default"].weight * 3
+        changed = model(x)
+        with torch.enable_grad():
+            assert torch.equal(model(x), changed) and not torch.equal(changed, expected)
+            assert roundings(model, x) == 4, "a gradient passes the rounding"
+        assert all(layer._kept is None for layer in layers), "training has the memory"
+
+
+def test_processes_that_divide_the_weights_round_them_for_every_step():
+    """FSDP puts other numbers into the same tensor, and does not count it as a change."""
+    lora_on_one = AdaptationConfig.model_validate({"mode": "lora", "rank": 2, "targets": ["to_q"]})
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        assert dist.group.WORLD is not None
+        model = TinyModel(dtype=torch.bfloat16)
+        divided = ShardedPolicy(model, lora_on_one, 0, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    for policy, keeps in ((divided, False), (Policy(TinyModel(), lora_on_one, 0), True)):
+        parts = policy.model.transformer.modules()
+        assert {part.keeps_rounded for part in parts if isinstance(part, LoraLinear)} == {keeps}

@@ -86,7 +86,7 @@ class Policy:
     def local_state(self) -> WeightState:
         """Return a copy of this process's part of the trained weights."""
         return {
-            name: local_shard(weight.detach()).cpu().float().numpy().copy()
+            name: local_shard(weight.detach()).to("cpu", torch.float32, copy=True).numpy()
             for name, weight in self.trained.items()
         }
 

@@ -39,7 +39,13 @@ STAND_IN = torch.device("meta")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def taken() -> list[torch.Tensor]:
+    """The copies that were taken off the device."""
+    return []
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, taken: list[torch.Tensor]) -> list[str]:
     """What was done in order: `velocity`, and `wait` for each number or tensor that the CPU asked for."""
     seen: list[str] = []
     to = torch.Tensor.to
@@ -48,7 +54,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if not tensor.is_meta:
             return tensor
         seen.append("wait")
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        taken.append(torch.zeros(tensor.shape, dtype=tensor.dtype))
+        return taken[-1]
 
     def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         to_cpu = any(str(argument) == "cpu" for argument in args)
@@ -173,6 +180,13 @@ def test_encoders_that_wait_on_the_cpu_are_not_copied_back(asked: list[str], mon
     with pytest.raises(torch.OutOfMemoryError):
         model.encode_prompts(["three signs"])
     assert held() == before
+
+
+def test_a_state_is_copied_once_on_its_way_off_the_device(asked: list[str], taken: list[torch.Tensor]):
+    run = TinyRun(tiny_config(), OnStandIn(asked))
+    taken.clear()
+    state = run.policy.state()
+    assert [value.ctypes.data for value in state.values()] == [copy.data_ptr() for copy in taken]
 
 
 def test_a_part_of_a_state_is_taken_to_the_cpu(asked: list[str]):

@@ -7,6 +7,7 @@ iterations; a provider of `gpu_runtime/fleet/capacity/` rents.
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -35,6 +36,7 @@ class RentedCapacity:
         self, provider: CapacityProvider, config: RunConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._provider = provider
+        self._lock = threading.RLock()  # the training thread may lose a trainer while another one looks
         self._price = config.price
         self._batch_size = config.sampling.batch_size
         self._clock = clock
@@ -103,11 +105,14 @@ class RentedCapacity:
     @property
     def devices(self) -> int:
         """Number of spot devices that workers may be on now, on instances that stay."""
-        return min(self._most, sum(offer.devices for offer in self._staying))
+        with self._lock:
+            return min(self._most, sum(offer.devices for offer in self._staying))
 
     def look(self, at_once: bool = False) -> None:
         """Ask for offers, at most twice a second unless `at_once`. A call-back stays, even if withdrawn."""
-        if at_once or self._clock() >= self._looked_at_s + _LOOK_EVERY_S:
+        if not at_once and self._clock() < self._looked_at_s + _LOOK_EVERY_S:
+            return
+        with self._lock:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()
             self._notes += self._provider.take_troubles()
@@ -119,14 +124,15 @@ class RentedCapacity:
 
     def assign(self, worker: str) -> None:
         """Put a new worker on an instance that has room."""
-        used = list(self._instance_of.values())
-        for offer in self._staying:
-            if used.count(offer.instance) < offer.devices:
-                self._instance_of[worker] = offer.instance
-                if offer.usd_per_hour is not None:
-                    self.usd_per_hour[worker] = offer.usd_per_hour
-                return
-        raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
+        with self._lock:
+            used = list(self._instance_of.values())
+            for offer in self._staying:
+                if used.count(offer.instance) < offer.devices:
+                    self._instance_of[worker] = offer.instance
+                    if offer.usd_per_hour is not None:
+                        self.usd_per_hour[worker] = offer.usd_per_hour
+                    return
+            raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
 
     def is_gone(self, worker: str) -> bool:
         """Return True if the instance of a worker is gone."""
@@ -139,17 +145,19 @@ class RentedCapacity:
 
     def leave(self, worker: str, reason: str) -> None:
         """Give back the instance of a worker, with all its workers, for a reason in words."""
-        if worker in self._instance_of:
-            self._given_back[self._instance_of[worker]] = reason
+        with self._lock:
+            if worker in self._instance_of:
+                self._given_back[self._instance_of[worker]] = reason
 
     def vacate(self, worker: str, keeps_instance: bool = False) -> None:
         """Remove a worker that is gone; give its instance back, unless kept for a replacement."""
-        instance = self._instance_of.pop(worker, None)
-        if instance is None or instance in self._instance_of.values():
-            return
-        if keeps_instance and any(offer.instance == instance for offer in self._staying):
-            return
-        self._release(instance)
+        with self._lock:
+            instance = self._instance_of.pop(worker, None)
+            if instance is None or instance in self._instance_of.values():
+                return
+            if keeps_instance and any(offer.instance == instance for offer in self._staying):
+                return
+            self._release(instance)
 
     def on_evaluated(self, seconds: float) -> None:
         """Record the seconds of an evaluation, which are not part of an iteration."""

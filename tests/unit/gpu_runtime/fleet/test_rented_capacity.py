@@ -382,6 +382,27 @@ def rented_at(provider: FakeCapacity, now: list[float], **changed: Any) -> Rente
     return RentedCapacity(provider, tiny_config(**changed), clock=lambda: now[0])
 
 
+def test_an_instance_that_is_given_back_while_offers_are_asked_for_gets_no_worker(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    """The training thread may lose a trainer while another one follows the capacity."""
+    provider.offers = [Offer("a")]
+    rented, losing, offered = rented_at(provider, [0.0]), list[Thread](), provider.offered
+    rented.assign("spot-0")
+
+    def asked() -> list[Offer]:
+        found = offered()
+        losing.append(Thread(target=rented.vacate, args=("spot-0",)))
+        losing[0].start()
+        losing[0].join(0.5)
+        return found
+
+    monkeypatch.setattr(provider, "offered", asked)
+    rented.look(at_once=True)
+    losing[0].join()
+    assert provider.released == ["a"] and rented.devices == 0
+
+
 def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provider: FakeCapacity):
     """One without a rollout is not measured: what it took is no rest of the iteration before."""
     now = [0.0]

@@ -532,7 +532,8 @@ class Fleet:
     @property
     def _filled(self) -> set[str]:
         """Slots of the workers that stay, as far as is known."""
-        return {device.slot for device in self._devices if device.stays}
+        # Of a copy: the training thread may lose a trainer meanwhile, and a device would be passed over.
+        return {device.slot for device in list(self._devices) if device.stays}
 
     def _take_in(self) -> None:
         """Register workers that have loaded meanwhile; record those that could not."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.scheduling.requests import UnderWay, WeightsVersion, WorkLeft
@@ -515,6 +516,30 @@ def test_spot_devices_that_training_does_not_fit_go_on_generating():
     assert stage.trainers == [TRAINER] and len(stage.fleet.workers(FIRST.version)) == 3
     (note,) = stage.fleet.collector.close().notes
     assert note.startswith("spot devices train no more, as 4 failed; the last, spot-")
+
+
+def test_a_trainer_that_is_lost_while_free_slots_are_looked_for_gives_no_slot_two_workers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    stage, lost = SpotTrainers(training=2), list[Thread]()
+    stage.fleet.register_trainers(FIRST, spot=True)
+    stays = vars(Device)["stays"].fget
+
+    def asked(device: Device) -> bool:
+        if device.name == ONE and not lost:  # the training thread loses it at this moment
+            lost.append(
+                Thread(target=stage.fleet.trainers.on_worker_lost, args=(device, WorkerLostError("gone")))
+            )
+            lost[0].start()
+            lost[0].join(0.5)
+        return stays(device)
+
+    monkeypatch.setattr(Device, "stays", property(asked))
+    with stage.fleet.beside_training():
+        stage.fleet.add_ready_workers()
+    lost[0].join()
+    assert "spot-1.1" not in stage.cluster.workers, "spot-1 has a worker"
+    assert stage.trainers == [TRAINER]
 
 
 def test_a_spot_trainer_may_be_reported_lost_by_each_of_its_calls():

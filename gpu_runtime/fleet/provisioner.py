@@ -260,10 +260,10 @@ class WorkerProvisioner:
         self._end_hung_standbys()
         if again:
             self._phase += 1
-        free = free_slots(self._counted(), self._taken(filled))
-        started = [self._start(market, index) for market, index in free]
-        self._coming += started
-        return [device for device, _ in started]
+        before = len(self._coming)
+        for market, index in free_slots(self._counted(), self._taken(filled)):
+            self._coming.append(self._start(market, index))  # one by one: `close` ends all of them
+        return [device for device, _ in self._coming[before:]]
 
     def has_more_devices(self, filled: Collection[str]) -> bool:
         """Return True if `fill` would use added devices; asks a cluster for them once a second at most."""

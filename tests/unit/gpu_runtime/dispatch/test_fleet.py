@@ -542,6 +542,27 @@ def test_a_trainer_that_is_lost_while_free_slots_are_looked_for_gives_no_slot_tw
     assert stage.trainers == [TRAINER]
 
 
+def test_where_one_of_several_workers_cannot_be_started_the_others_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    start = FakeCluster.start
+
+    def refuse(cluster: FakeCluster, name: str, *args: Any, **options: Any) -> Any:
+        if name == "spot-1.1":
+            raise RuntimeFailure("no memory")
+        return start(cluster, name, *args, **options)
+
+    stage = Stage("none")
+    for name in (ONE, TWO):
+        lose(stage, name)
+        stage.cluster.workers[name].kill()
+    monkeypatch.setattr(FakeCluster, "start", refuse)
+    with pytest.raises(RuntimeFailure, match="no memory"):
+        stage.fleet.prepare(FIRST)
+    stage.fleet.close()
+    assert [name for name, worker in stage.cluster.workers.items() if not worker.dead] == []
+
+
 def test_a_spot_trainer_may_be_reported_lost_by_each_of_its_calls():
     stage = SpotTrainers()
     stage.fleet.register_trainers(FIRST, spot=True)

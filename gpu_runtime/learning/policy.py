@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.learning.sharding import local_shard
-from gpu_runtime.learning.weights import WeightState
+from gpu_runtime.learning.weights import WeightState, digest_of
 from gpu_runtime.models.files.lora_file import read_lora
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config.run_config import AdaptationConfig
@@ -83,12 +83,17 @@ class Policy:
         """Return a copy of the trained weights."""
         return self.full_state(self.local_state())
 
+    def read(self, name: str) -> np.ndarray:
+        """Return a copy of one trained weight."""
+        return self.full_state({name: _local_copy(self.trained[name])})[name]
+
+    def digest(self) -> str:
+        """Return the checksum of the trained weights; they are copied one by one, as all take gigabytes."""
+        return digest_of(self.trained, self.read)
+
     def local_state(self) -> WeightState:
         """Return a copy of this process's part of the trained weights."""
-        return {
-            name: local_shard(weight.detach()).to("cpu", torch.float32, copy=True).numpy()
-            for name, weight in self.trained.items()
-        }
+        return {name: _local_copy(weight) for name, weight in self.trained.items()}
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
         """Return the whole of a state from this process's part of it, which is already the whole."""
@@ -146,6 +151,10 @@ class Policy:
         finally:
             for name in exchanged:
                 _exchange(self.trained[name], weights[name])
+
+
+def _local_copy(weight: torch.Tensor) -> np.ndarray:
+    return local_shard(weight.detach()).to("cpu", torch.float32, copy=True).numpy()
 
 
 @torch.no_grad()

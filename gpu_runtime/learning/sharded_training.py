@@ -79,13 +79,15 @@ class ShardedPolicy(Policy):
 
     def state(self) -> WeightState:
         """Return a copy of the trained weights; a collective while they are divided."""
+        return {name: self.read(name) for name in self.trained} if self.is_gathered else super().state()
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a copy of one trained weight; a collective while they are divided."""
         if not self.is_gathered:
-            return super().state()
-        here = dict(self.model.transformer.named_parameters())
+            return super().read(name)
+        weight = self.model.transformer.get_parameter(name)
         # Copied first: numpy would pin the memory that `divide` releases.
-        return {
-            name: here[name].detach().to("cpu", torch.float32, copy=True).numpy() for name in self.trained
-        }
+        return weight.detach().to("cpu", torch.float32, copy=True).numpy()
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the trained weights; every process must be given the same.
@@ -104,7 +106,8 @@ class ShardedPolicy(Policy):
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
         """Return the whole of a state from every process's part of it; a collective."""
         full: WeightState = {}
-        for name, weight in self.trained.items():
+        for name in local:
+            weight = self.trained[name]
             assert isinstance(weight, DTensor)
             shard = torch.from_numpy(local[name]).to(self.model.device)
             sharded = DTensor.from_local(

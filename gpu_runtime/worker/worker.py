@@ -191,7 +191,7 @@ class DeviceWorker:
         self._samples.drop()  # half a sample with other weights would be useless
         self._policy.load(state)
         self._holds = version
-        return weights_digest(self._policy.state())
+        return self._policy.digest()
 
     @_loses_worker_on_fault
     def use_training_weights(self, version: WeightsVersion) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from gpu_runtime.learning import policy as policy_module
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.weights import check_sync, weights_digest
+from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import AdaptationConfig
 from storage.errors import ModelError, TrainingError
 from tests.tiny_model import TinyModel
@@ -155,3 +162,22 @@ def test_a_sync_that_changes_nothing_is_refused() -> None:
     check_sync(published="abc", before="abd")
     with pytest.raises(TrainingError, match=r"changes nothing.*abc"):
         check_sync(published="abc", before="abc")
+
+
+def test_a_worker_checks_what_it_holds_without_a_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(TinyModel(), adaptation("full"), seed=0)
+    state = perturbed(policy.state())
+    copies: list[weakref.ref[np.ndarray]] = []
+    copy = policy_module._local_copy
+
+    def copied(weight: torch.Tensor) -> np.ndarray:
+        assert sum(one() is not None for one in copies) <= 1, "the one before may still be there"
+        found = copy(weight)
+        copies.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(policy_module, "_local_copy", copied)
+    worker: Any = SimpleNamespace(_trainer=None, _policy=policy, _samples=SimpleNamespace(drop=lambda: None))
+    found = DeviceWorker.load_weights(worker, WeightsVersion(1), state)
+    assert len(copies) == len(policy.trained)
+    assert found == weights_digest(state)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, TimeoutError, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
@@ -261,8 +262,9 @@ class WorkerProvisioner:
         if again:
             self._phase += 1
         before = len(self._coming)
-        for market, index in free_slots(self._counted(), self._taken(filled)):
-            self._coming.append(self._start(market, index))  # one by one: `close` ends all of them
+        with nullcontext() if self._rented is None else self._rented.lock:
+            for market, index in free_slots(self._counted(), self._taken(filled)):
+                self._coming.append(self._start(market, index))  # one by one: `close` ends all of them
         return [device for device, _ in self._coming[before:]]
 
     def has_more_devices(self, filled: Collection[str]) -> bool:

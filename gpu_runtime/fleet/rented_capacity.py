@@ -28,6 +28,8 @@ class RentedCapacity:
     """The instances that a provider offers, and the run's workers on them.
 
     Attributes:
+        lock: held while offers or workers change, as the training thread may lose a trainer meanwhile; by who
+            counts `devices`, until their workers are assigned.
         measured: times of the past iterations, by which it decides.
         usd_per_hour: price of a device by worker, where its offer stated one, even once it is gone.
     """
@@ -36,7 +38,7 @@ class RentedCapacity:
         self, provider: CapacityProvider, config: RunConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._provider = provider
-        self._lock = threading.RLock()  # the training thread may lose a trainer while another one looks
+        self.lock = threading.RLock()
         self._price = config.price
         self._batch_size = config.sampling.batch_size
         self._clock = clock
@@ -105,14 +107,14 @@ class RentedCapacity:
     @property
     def devices(self) -> int:
         """Number of spot devices that workers may be on now, on instances that stay."""
-        with self._lock:
+        with self.lock:
             return min(self._most, sum(offer.devices for offer in self._staying))
 
     def look(self, at_once: bool = False) -> None:
         """Ask for offers, at most twice a second unless `at_once`. A call-back stays, even if withdrawn."""
         if not at_once and self._clock() < self._looked_at_s + _LOOK_EVERY_S:
             return
-        with self._lock:
+        with self.lock:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()
             self._notes += self._provider.take_troubles()
@@ -124,7 +126,7 @@ class RentedCapacity:
 
     def assign(self, worker: str) -> None:
         """Put a new worker on an instance that has room."""
-        with self._lock:
+        with self.lock:
             used = list(self._instance_of.values())
             for offer in self._staying:
                 if used.count(offer.instance) < offer.devices:
@@ -145,13 +147,13 @@ class RentedCapacity:
 
     def leave(self, worker: str, reason: str) -> None:
         """Give back the instance of a worker, with all its workers, for a reason in words."""
-        with self._lock:
+        with self.lock:
             if worker in self._instance_of:
                 self._given_back[self._instance_of[worker]] = reason
 
     def vacate(self, worker: str, keeps_instance: bool = False) -> None:
         """Remove a worker that is gone; give its instance back, unless kept for a replacement."""
-        with self._lock:
+        with self.lock:
             instance = self._instance_of.pop(worker, None)
             if instance is None or instance in self._instance_of.values():
                 return

@@ -382,6 +382,30 @@ def rented_at(provider: FakeCapacity, now: list[float], **changed: Any) -> Rente
     return RentedCapacity(provider, tiny_config(**changed), clock=lambda: now[0])
 
 
+def test_a_notice_while_workers_are_started_on_its_instance_ends_no_run(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    """The training thread asks the trainers for notices while another one replaces their neighbours."""
+    stage = Stage(provider, [Offer("a", devices=3)])
+    assert stage.prepare() == ["reserved-0", "spot-0", "spot-1", "spot-2"]
+    for device in stage.fleet.workers(FIRST.version)[2:]:
+        stage.fleet.on_worker_lost(device, WorkerLostError("gone"))
+    told, start = list[Thread](), FakeCluster.start
+
+    def asked(*args: Any, **options: Any) -> Any:
+        told.append(Thread(target=stage.rented.leave, args=("spot-0", "it is taken")))
+        told[-1].start()
+        told[-1].join(0.5)
+        return start(*args, **options)
+
+    monkeypatch.setattr(FakeCluster, "start", asked)
+    with stage.fleet.beside_training():
+        stage.fleet.add_ready_workers()
+        for thread in told:
+            thread.join()
+    assert len(told) == 2 and stage.prepare() == ["reserved-0"], "those that were started leave, too"
+
+
 def test_an_instance_that_is_given_back_while_offers_are_asked_for_gets_no_worker(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):

@@ -35,7 +35,7 @@ def _idle_time(overlap: Mapping[str, Any]) -> list[str]:
     parts = [_text(24, 34, "A spot device's time", size=17, weight="bold")]
     rows = (
         ("without exploration", "spot_idle_plain"),
-        ("with exploration by stale weights", "spot_idle_stale"),
+        ("exploring with stale weights", "spot_idle_stale"),
     )
     for place, (label, key) in enumerate(rows):
         top, idle = 74 + 90 * place, overlap[key]
@@ -44,7 +44,7 @@ def _idle_time(overlap: Mapping[str, Any]) -> list[str]:
             _text(24, top, label),
             f'<rect x="24" width="{working:.1f}" {bar} fill="{WORK}"/>',
             f'<rect x="{24 + working:.1f}" width="{410 - working:.1f}" {bar} fill="{IDLE}"/>',
-            _text(34, top + 33, f"works {1 - idle:.0%}", colour="#ffffff"),
+            _text(34, top + 33, f"busy {1 - idle:.0%}", colour="#ffffff"),
             _text(424, top + 33, f"idle {idle:.0%}", anchor="end"),
         ]
     return [

@@ -1,6 +1,6 @@
-"""What documents say of the kept result of `benchmarks.gpu_day`, and the profiles that follow from it.
+"""The documents' text on the kept result of `benchmarks.gpu_day`, and the profiles derived from it.
 
-All of it is made from the figures: where there is no result yet, the documents say that.
+Everything is generated from the figures; without a result, the documents say so.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ Result = Mapping[str, Any]
 NOT_YET = "Nothing has been measured on a GPU yet."
 
 _ROWS: tuple[tuple[str, str, str, str], ...] = (
-    ("bits_equal", "same bits: noise, samples cut anywhere, killed workers", "", "yes"),
+    ("bits_equal", "bit-identical: noise, samples cut anywhere, killed workers", "", "yes"),
     ("ratio_deviation_float32", "first update: largest deviation of the ratio from 1, float32", ".0e", "0"),
     ("ratio_deviation_bfloat16", "the same in bfloat16", ".0e", ""),
     ("limit_tflops", "matrix product of 8,192², bfloat16, TFLOP/s: the limit", ".0f", ""),
     ("rollout_512_mfu", "rollout at 512², share of the limit", ".0%", "50 %"),
     ("rollout_512_compiled_mfu", "rollout with compiled blocks (`model.compile`)", ".0%", "50 %"),
     ("train_512_mfu", "training at 512², share of the limit", ".0%", "40 %"),
-    ("train_512_hardware_utilisation", "training, counting what checkpointing computes again", ".0%", ""),
+    ("train_512_hardware_utilisation", "training, counting what checkpointing recomputes", ".0%", ""),
     ("train_512_compiled_mfu", "training with compiled blocks", ".0%", "40 %"),
     ("step_1280_mfu", "denoising step of one image at 1280², share of the limit", ".0%", ""),
     ("images_per_s", "images a second in a rollout at 512²", ".2f", ""),
     ("images_per_s_compiled", "the same, compiled", ".2f", ""),
     ("train_samples_per_s", "samples a second in training at 512²", ".2f", ""),
     ("rollout_peak_gib", "peak memory of a rollout, without the text encoder, GiB", ".1f", ""),
-    ("train_peak_gib", "the same of training", ".1f", ""),
+    ("train_peak_gib", "the same in training", ".1f", ""),
     ("spot_idle", "`glyphs-stale`, three processes on one GPU: idle share of the spot workers", ".0%", ""),
     ("spot_idle_plain", "the same without exploration", ".0%", ""),
-    ("score_gain", "`glyphs-stale`: gain of the held-out score", "+.3f", "0.1"),
-    ("trained_s", "seconds of training for it, evaluations included", ".0f", ""),
-    ("time_to_gain_s", "seconds until an evaluation shows 0.1", ".1f", ""),
+    ("score_gain", "`glyphs-stale`: gain in held-out score", "+.3f", "0.1"),
+    ("trained_s", "seconds of training for this, with evaluations", ".0f", ""),
+    ("time_to_gain_s", "seconds until an evaluation shows a gain of 0.1", ".1f", ""),
     ("time_to_gain_on_cpu_s", "the same on two CPU cores", ".1f", ""),
 )
-"""Name of a figure, what it is, its format, and the target, if there is one."""
+"""A figure's name, description, format, and target, if it has one."""
 
 _STEPS = {"step": "denoising step of eight images", "train": "training step of eight samples"}
 _SIZES = (512, 1280)
 
 
 def section(result: Result | None) -> str:
-    """What docs/gpus.md says was measured."""
+    """Return the section of docs/gpus.md on what was measured."""
     if not _is_of_a_gpu(result):
         return (
             f"{NOT_YET} All stages were rehearsed on the CPU, at a small size "
@@ -61,7 +61,7 @@ def section(result: Result | None) -> str:
     lines = [
         f"Measured on one {result['figures']['device']}, {result['figures']['date']}, commit "
         f"{' and '.join(f'`{commit}`' for commit in commits)}. Qwen-Image has random weights, rank 64, eight "
-        "samples a batch, 128 text tokens, ten steps, no guidance; that of the presets doubles its passes.",
+        "samples a batch, 128 text tokens, ten steps, no guidance; the presets' guidance doubles the passes.",
         "", *_table(_figures(result)), *_limits(result["figures"]),
     ]  # fmt: skip
     troubles = [
@@ -79,7 +79,7 @@ def headline(result: Result | None) -> str:
     found = _figures(result)
     sentences = {
         "bits_equal": "a killed run of the embedded model ends with the same bits",
-        "score_gain": "its held-out score gains {score_gain:.2f} in {trained_s:.0f} s",
+        "score_gain": "its held-out score rises by {score_gain:.2f} in {trained_s:.0f} s",
         "images_per_s": "Qwen-Image (random weights, no guidance, ten steps) generates "
         "{images_per_s:.1f} images a second",
         "images_per_s_compiled": "{images_per_s_compiled:.1f} compiled",
@@ -90,7 +90,7 @@ def headline(result: Result | None) -> str:
 
 
 def _figures(result: Result) -> dict[str, Any]:
-    """The result's figures, with some of single measurements."""
+    """Return the result's figures, and some from single measurements."""
     figures = dict(result["figures"])
     parts = figures["by_stage"].get("qwen_image", {}).get("figures", {}).get("parts", {})
     curve = figures["by_stage"].get("learning", {}).get("figures", {}).get("curve")
@@ -104,11 +104,11 @@ def _figures(result: Result) -> dict[str, Any]:
 
 
 def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
-    """The profiles of the GPU that was measured, one for each size with a step; none without a result.
+    """Return the measured GPU's profiles, one per size with a timed step; none without a result.
 
     Args:
         result: the kept one.
-        folder: of the carried profiles.
+        folder: where the shipped profiles lie.
     """
     found: dict[Path, str] = {}
     if not _is_of_a_gpu(result):
@@ -135,7 +135,7 @@ def _table(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _limits(figures: Mapping[str, Any]) -> list[str]:
-    """Return a line for each kind of step of Qwen-Image whose kernels were timed."""
+    """Return a line for each kind of Qwen-Image step whose kernels were timed."""
     lines = []
     for stage in figures["by_stage"].values():
         parts = stage.get("figures", {}).get("parts", {})
@@ -152,7 +152,7 @@ def _limits(figures: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"- A {what} takes {whole_s:.2f} s. The GPU computes {gpu_s:.2f} s of it in "
                 f"{kernels['kernels']:,} kernels: {products_s:.2f} s matrix products, {attention_s:.2f} s "
-                f"attention, {gpu_s - products_s - attention_s:.2f} s others; the host starts them singly."
+                f"attention, {gpu_s - products_s - attention_s:.2f} s other; the host launches them singly."
             )
     return [*lines, ""] if lines else []
 
@@ -166,7 +166,7 @@ def _text(value: Any, spec: str) -> str:
 
 
 def _is_of_a_gpu(result: Result | None) -> TypeGuard[Result]:
-    """Return whether there is a result with more than the CPU's time to the same score."""
+    """Return whether the result has more than the CPU's time to the same score."""
     return result is not None and result["figures"]["device"] != "cpu"
 
 

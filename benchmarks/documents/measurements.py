@@ -1,9 +1,9 @@
 """Write docs/measurements.md, README, picture and profiles from the kept results.
 
-`benchmarks/results/NAME.json` holds a result, `benchmarks/results/judgements.toml` what is said about it:
-title, figures to show, tables and a judgement. A template names a figure by its path in the result, as in
-`{arms > stale > captured_variance:.2f}`, so no text repeats a figure by hand. Each judgement names the commit
-of the result that it was written for. A newer result is refused until the judgement has been read again.
+`benchmarks/results/NAME.json` holds a result; `benchmarks/results/judgements.toml` holds its title, the
+figures and tables to show, and a judgement. A template names a figure by its path in the result, as in
+`{arms > stale > captured_variance:.2f}`, so no figure is typed by hand. Each judgement names the commit
+of the result it was written for; a newer result is refused until the judgement is reread.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ GPUS = ROOT / "docs/gpus.md"
 PICTURE = ROOT / "docs/images/at-a-glance.svg"
 PROFILES = ROOT / "presets/profiles"
 GPU = "gpu_day"
-"""The result that documents speak of by its figures alone, so that it needs no judgement."""
+"""The result that needs no judgement, because documents show only its figures."""
 RENEW = "python -m benchmarks.measurements"
 GONE = ("objectives",)
-"""Benchmarks whose code is gone: the commands of their results run at the results' commits only."""
+"""Benchmarks without code: their commands run only at their results' commits."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"
 _RUNS = re.compile(r"^if __name__ == \"__main__\":", re.M)
 _MISSING = "–"
-_USUAL_DEVICE = "x86_64, 2 cores"  # which the introduction describes
+_USUAL_DEVICE = "x86_64, 2 cores"  # described in the introduction
 _COUNT, _MEDIAN = "count", "median "
 
 
@@ -53,7 +53,7 @@ def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 
 def figure(figures: Any, path: str) -> Any:
-    """The value at `path`, whose parts are joined by ` > `; a number picks an entry of a list.
+    """Return the value at `path`, whose parts are joined by ` > `; a number indexes a list.
 
     Raises:
         JudgementError: no such figure.
@@ -68,7 +68,7 @@ def figure(figures: Any, path: str) -> Any:
 
 
 def as_text(value: Any, spec: str = "") -> str:
-    """A figure in words: numbers by their format, lists with commas, as `count` or `median FORMAT`."""
+    """Format a figure: numbers by `spec`, lists with commas, or reduced by `count` or `median FORMAT`."""
     if value is None:
         return _MISSING
     if isinstance(value, bool):
@@ -91,7 +91,7 @@ def fill(template: str, figures: Any) -> str:
 
 
 def cell(template: str, figures: Any) -> str:
-    """As `fill`, but a table's cell: empty figures leave a dash alone, without their unit."""
+    """Fill a table's cell: an empty figure leaves a dash without its unit."""
     found = _PLACEHOLDER.search(template)
     missing = found is not None and figure(figures, found[1]) is None
     return _MISSING if missing else fill(template, figures).replace("|", "\\|")
@@ -104,12 +104,12 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def paragraph(text: str) -> str:
-    """The text in lines of one width."""
+    """Wrap the text to one width."""
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def rows_of(figures: Any, path: str) -> list[dict[str, Any]]:
-    """The rows of a list or of a table by name, each with its `name`."""
+    """Return the rows of a list or of a mapping, each of the latter's with its `name`."""
     found = figure(figures, path)
     if isinstance(found, list):
         return found
@@ -117,16 +117,16 @@ def rows_of(figures: Any, path: str) -> list[dict[str, Any]]:
 
 
 def sources() -> dict[str, Path]:
-    """The file that `python -m benchmarks.NAME` runs, by name; some are a folder's `__main__.py`."""
+    """Return the file that `python -m benchmarks.NAME` runs, by name; some are a folder's `__main__.py`."""
     files = [file for file in (ROOT / "benchmarks").rglob("*.py") if _RUNS.search(file.read_text("utf-8"))]
     return {file.parent.name if file.stem == "__main__" else file.stem: file for file in sorted(files)}
 
 
 def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> None:
-    """Each result is a study's, or has a judgement that was written for it and is in one section.
+    """Check that each result is a study's, or has an up-to-date judgement in exactly one section.
 
     Raises:
-        JudgementError: which result or judgement is without the other, or out of date.
+        JudgementError: a result or judgement lacks its counterpart or is out of date.
     """
     judged, studies = judgements["result"], judgements["study"]["results"]
     if lacking := sorted(set(results) - set(judged) - set(studies)):
@@ -136,7 +136,7 @@ def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) 
     placed = [name for section in judgements["section"] for name in section["results"]]
     if sorted(placed) != sorted(judged):
         odd = sorted({name for name in [*placed, *judged] if placed.count(name) != 1})
-        raise JudgementError(f"each result belongs to one section; look at {', '.join(odd)}")
+        raise JudgementError(f"each result belongs to one section; check {', '.join(odd)}")
     for name, entry in judged.items():
         if entry["commit"] != results[name]["commit"]:
             raise JudgementError(
@@ -146,10 +146,10 @@ def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) 
 
 
 def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
-    """One result: what is measured, its figures and tables, its judgement, its origin.
+    """Return one result's lines: what is measured, figures, tables, judgement and origin.
 
     Raises:
-        JudgementError: a figure is named that the result does not have, or its command runs no benchmark.
+        JudgementError: a named figure is not in the result, or its command runs no benchmark.
     """
     figures = result["figures"]
     command = entry.get("command", result["command"])
@@ -178,17 +178,17 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
 
 
 def origin(name: str, result: Mapping[str, Any], command: str = "") -> str:
-    """The commit, date and device of a result, and its file where the command does not name it."""
+    """Return a result's commit, date and device, and its file where the command does not name it."""
     file = "" if f"benchmarks.{name} " in command else f", `{name}.json`"
     device = "" if result["device"] == _USUAL_DEVICE else f", {result['device']}"
     return f"{file}, commit `{result['commit'][:7]}`, {result['date']}{device}."
 
 
 def study_lines(results: Mapping[str, Any], studies: Mapping[str, Any]) -> list[str]:
-    """A paragraph for each study whose code is gone, and the commit that last had it.
+    """Return a paragraph for each study whose code is gone, and the last commit with that code.
 
     Raises:
-        JudgementError: a figure is named that its result does not have.
+        JudgementError: a named figure is not in the study's result.
     """
     lines = ["## Earlier studies", "", paragraph(fill(studies["text"], studies)), ""]
     for name, entry in studies["results"].items():
@@ -232,10 +232,10 @@ def headlines(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:
 
 
 def with_block(text: str, block: str) -> str:
-    """A document with `block` between its two marks.
+    """Return the document with `block` between its two marks.
 
     Raises:
-        JudgementError: it has no marks.
+        JudgementError: the marks are missing.
     """
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -245,10 +245,10 @@ def with_block(text: str, block: str) -> str:
 
 
 def generated() -> dict[Path, str]:
-    """The text of each file that is made from the results.
+    """Return the text of each file generated from the results.
 
     Raises:
-        JudgementError: results and judgements do not fit each other.
+        JudgementError: results and judgements do not match.
     """
     results = read_results()
     judgements = tomllib.loads(JUDGEMENTS.read_text(encoding="utf-8"))
@@ -267,7 +267,7 @@ def generated() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write the files, or say which are out of date."""
+    """Write the files, or print which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit code 1 if a file is out of date"

@@ -197,7 +197,7 @@ def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
         "learning": "NVIDIA H100 80GB HBM3", "learning_cpu": "cpu",
     }  # fmt: skip
     text = section(result)
-    assert "| seconds until an evaluation shows 0.1 | 20.0 |" in text
+    assert "| seconds until an evaluation shows a gain of 0.1 | 20.0 |" in text
     assert "| the same on two CPU cores | 300.0 |" in text
     assert "Measured on one NVIDIA H100 80GB HBM3, 2026-11-28, commit `abc`." in text
     alone = {name: result["figures"]["by_stage"][name] for name in ("learning_cpu",)}

@@ -91,7 +91,7 @@ def test_a_result_shows_figures_tables_judgement_and_origin():
     [
         ({"x": kept(), "y": kept()}, judgements(x=judged()), r"without an entry.*y"),
         ({}, judgements(x=judged()), "without a kept result: x"),
-        ({"x": kept()}, {**judgements(x=judged()), "section": []}, "look at x"),
+        ({"x": kept()}, {**judgements(x=judged()), "section": []}, "check x"),
         ({"x": kept(commit="def")}, judgements(x=judged()), "of commit def, its judgement of abc: read"),
     ],
 )

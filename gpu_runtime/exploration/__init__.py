@@ -1,1 +1,1 @@
-"""Which seeds to draft and to keep: strategies, the planner, exact selection, the monitor of staleness."""
+"""Choosing seeds to draft and keep: strategies, planner, exact selection, staleness monitor."""

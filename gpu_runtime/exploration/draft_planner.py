@@ -1,20 +1,20 @@
-"""The bandit that spends an iteration's drafts where they raise the kept groups' variance most.
+"""The bandit that spends an iteration's drafts where they most raise the kept groups' variance.
 
-Paper: Spotlight (arXiv 2606.19004) plans the training window with a bandit; its arms and pay-off are
-not public. Here an arm is a (prompt, fidelity) pair, and its pay-off the expected gain in the variance
-of the group that will be kept, times the fidelity's reliability, over the draft's cost. The gain is
-computed, not learned: scores to come are drawn from a model of all prompts' scores (`score_model`), and the
-exact selection is run on them (`expected_gain`). A prompt whose group cannot get better, because it has
-as many successes and failures as it needs, or because nothing ever differs, gains nothing more.
+Paper: Spotlight (arXiv 2606.19004) plans the training window with a bandit whose arms and pay-off are
+not public. Here an arm is a (prompt, fidelity) pair. Its pay-off is the expected gain in the kept group's
+variance, times the fidelity's reliability, divided by the draft's cost. The gain is computed, not learned:
+future scores are drawn from a model of all prompts' scores (`score_model`), and the exact selection runs
+on them (`expected_gain`). A prompt gains nothing more once its group cannot improve, because it already
+has the successes and failures it needs or because its scores never differ.
 
-A round is the first part of the plan that would spend the rest of the budget best if no more scores
-came; with the scores that do come, the next round is planned again (open-loop feedback control; Bertsekas,
-Dynamic Programming and Optimal Control, section 6.2: never worse in expectation than the plan without
-feedback). The plan reaches to the last draft because drafts pay off together: with only G
-drafts of a prompt there is nothing to select.
+Each round begins the plan that would best spend the remaining budget if no more scores arrived; the next
+round replans with the scores that did (open-loop feedback control; Bertsekas, Dynamic Programming and
+Optimal Control, section 6.2: never worse in expectation than the plan without feedback). The plan covers
+the whole budget because drafts pay off together: with only G drafts of a prompt there is nothing to
+select.
 
-Drafts are planned in rounds. A round is planned once the one before the last is judged, so devices seldom
-wait for a judge, and from complete rounds alone, so the plan does not depend on the devices' speed.
+A round is planned once the second-to-last round is scored, so devices seldom wait for a scorer, and only
+from complete rounds, so the plan does not depend on the devices' speed.
 
 Scores of a prompt from earlier iterations (`ScoreHistory`) are forgotten with a half-life: the policy
 moves.
@@ -33,31 +33,31 @@ from gpu_runtime.exploration.prediction.score_model import PastScores, ScoreMode
 from gpu_runtime.exploration.selection import max_variance_subset, random_spread
 
 _MINIMUM_GAIN = 1e-4
-"""Gain in spread per draft, over the variance of all scores, below which a prompt is left alone."""
+"""Gain in spread per draft, relative to the variance of all scores, below which a prompt gets no drafts."""
 
 _LOOK_SHARE = 1 / 3
-"""Part of the budget for first drafts, so that the rest can still be aimed."""
+"""Share of the budget for first drafts; their scores aim the rest."""
 
 _LEAST_LOOK = 2
-"""Fewest first drafts of a prompt: one alone does not show how much its scores differ."""
+"""Fewest first drafts per prompt: a single one does not show how much its scores differ."""
 
 _LEAST_JUDGED = 4
-"""Fewest judged drafts from which the variance of a random group of a prompt is estimated."""
+"""Fewest judged drafts that can estimate the variance of a prompt's random group."""
 
 _ROUNDING = 1e-9
 """Tolerance for budgets, which are sums of fractions."""
 
 KEPT_SCORES = 32
-"""Most scores remembered per prompt, spread over those that were seen."""
+"""Most scores remembered per prompt, evenly spread over those seen."""
 
 _MOST_WEIGHT = 8.0
-"""Most drafts of today that a prompt's past counts as."""
+"""Most weight of a prompt's past scores, in current drafts."""
 
 _COMMON_ITERATIONS = 4
-"""Iterations whose prompts are used to estimate how prompts differ."""
+"""Iterations whose prompts show how prompts differ."""
 
 _MOST_OTHERS = 256
-"""Most prompts used for that."""
+"""Most prompts used for that estimate."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class PlannerSettings:
         prompts_kept: prompts to keep, P; more may be explored.
         candidates: most drafts per prompt, N.
         budget: cost of all drafts together, in full drafts.
-        first_drafts: most drafts per prompt before scores aim further ones.
-        rounds: approximate number of rounds that the budget is divided into.
+        first_drafts: most drafts per prompt before scores guide further ones.
+        rounds: approximate number of rounds that share the budget.
     """
 
     group_size: int
@@ -115,7 +115,7 @@ class Choice:
         seeds: seeds of the kept prompts, G each.
         spread: variance of the kept drafts' scores; the expected variance of untried seeds where too few
             were judged.
-        random: expected variance of a random group of the judged drafts, where there are enough.
+        random: expected variance of a random group of the judged drafts, if enough were judged.
     """
 
     seeds: dict[int, tuple[int, ...]]
@@ -154,12 +154,12 @@ class DraftPlanner:
         self.settings = settings
         self.spent = 0.0
         self._arms = {arm.fidelity: arm for arm in arms}
-        # The gain of one more good score is the prompt's; what a fidelity makes of it is the same for all.
+        # The gain of one more good score is the prompt's; a fidelity scales it alike for all prompts.
         self._arm = max(arms, key=lambda arm: arm.reliability / arm.cost)
         self._past = past
         self._key = key
         self._rounds: list[_Round] = []
-        # Sorted, so that the order in which prompts are given changes nothing.
+        # Sorted: the result must not depend on the order of the prompts.
         self._order = sorted(self.prompts)
         self._place = {prompt: place for place, prompt in enumerate(self._order)}
         self._issued = np.zeros(len(self._order), dtype=int)
@@ -170,7 +170,7 @@ class DraftPlanner:
 
     @property
     def can_plan(self) -> bool:
-        """True if the next round may be planned now: the one before the last is judged."""
+        """True if the next round may be planned: the second-to-last one is scored."""
         return not self._finished and all(issued.complete for issued in self._rounds[:-1])
 
     def next_round(self) -> list[Draft]:
@@ -180,7 +180,7 @@ class DraftPlanner:
             RuntimeError: if `can_plan` is False.
         """
         if not self.can_plan:
-            raise RuntimeError("the round before the last is not judged, or the plan is finished")
+            raise RuntimeError("the second-to-last round is not scored yet, or the plan is finished")
         if len(self._rounds) < (1 if self._past.own else 2):
             drafts = self._first_look()
         else:
@@ -193,7 +193,7 @@ class DraftPlanner:
         return drafts
 
     def observe(self, draft: Draft, score: float | None) -> None:
-        """Record a draft's score; None where there is no judgement. A second score changes nothing."""
+        """Record a draft's score, or None without a judgement. A second score is ignored."""
         self._rounds[self._round_of[draft]].results.setdefault(draft, score)
 
     def expected(self, fidelity: str, score: float) -> float:
@@ -207,8 +207,7 @@ class DraftPlanner:
     def choose(self) -> Choice:
         """Return the seeds to roll out, from all judged drafts.
 
-        Prompts that were not reached, or that have fewer than G judged drafts, are filled up with
-        untried seeds, which are random.
+        Prompts with fewer than G judged drafts are filled up with untried seeds, which are random.
         """
         group = self.settings.group_size
         seeds: dict[int, tuple[int, ...]] = {}
@@ -231,7 +230,7 @@ class DraftPlanner:
                 first = int(self._issued[place])
                 seeds[prompt] = tuple(sorted((*tried, *range(first, first + group - len(tried)))))
                 spread[prompt] = float(expected[place])
-        # sorted() is stable: among equal prompts the first stay.
+        # sorted() is stable: ties keep the first prompts.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
         kept = {prompt: seeds[prompt] for prompt in self.prompts if prompt in best}
         return Choice(kept, spread, random)
@@ -249,9 +248,9 @@ class DraftPlanner:
         return int((min(self._room, budget) + _ROUNDING) / self._arm.cost)
 
     def _first_look(self) -> list[Draft]:
-        """Return first drafts of as many prompts as a part of the budget reaches, in two rounds.
+        """Return first drafts of as many prompts as their share of the budget allows, in two rounds.
 
-        The second round is planned before the first is judged, so without past scores it cannot aim either.
+        The second round is planned before the first is scored, so without past scores it is unguided too.
         """
         prompts = len(self._order)
         paid = self._affordable(self.settings.budget * _LOOK_SHARE)
@@ -298,7 +297,7 @@ class DraftPlanner:
         return drafts
 
     def _curves(self, known: list[list[tuple[int, float]]], rounds: int) -> tuple[ValueCurves, float]:
-        """Return the prompts' expected gain by further drafts, and the variance of all scores."""
+        """Return the prompts' expected gain from further drafts, and the variance of all scores."""
         # Sorted: the order of arrival must not matter.
         judged = [np.array([score for _, score in sorted(scores)], dtype=float) for scores in known]
         nothing: tuple[tuple[float, ...], float] = ((), 0.0)
@@ -309,18 +308,18 @@ class DraftPlanner:
         return curves, model.variance
 
     def _bars(self, now: np.ndarray) -> np.ndarray:
-        """Return the spread that each prompt has to exceed to count: that of the prompt it would replace."""
+        """Return the spread that each prompt must exceed: that of the prompt it would replace."""
         kept = self.settings.prompts_kept
         if kept >= len(now):
             return np.zeros(len(now))
         ranked = np.sort(now)[::-1]
-        # A kept prompt competes with the best of the others, and one of the others with the last kept.
+        # A kept prompt competes with the best of the others; another prompt with the last one kept.
         last, next_best = ranked[kept - 1], ranked[kept]
         return np.where(now >= last, next_best, last)
 
 
 def _share(planned: np.ndarray, count: int) -> np.ndarray:
-    """Share `count` drafts in proportion to the planned ones, never above them; ties go to the first."""
+    """Share `count` drafts in proportion to the planned numbers, never above them; ties go to the first."""
     total = int(planned.sum())
     if total <= count:
         return planned
@@ -347,7 +346,7 @@ class ScoreHistory:
                 self._of_prompt[prompt] = (iteration, _spread(values))
 
     def past(self, prompts: Sequence[int], iteration: int) -> PastScores:
-        """Return past scores of these prompts, and of others to estimate how prompts differ."""
+        """Return past scores of these prompts, and of others, which show how prompts differ."""
         own: dict[int, tuple[tuple[float, ...], float]] = {}
         others: list[tuple[int, int]] = []
         explored = set(prompts)

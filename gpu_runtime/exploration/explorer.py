@@ -1,8 +1,8 @@
-"""Exploration across iterations: statistics of prompts, drafts and windows, and the plans based on them.
+"""Exploration across iterations: statistics of prompts, drafts and windows, and plans based on them.
 
-Pure: it neither generates nor judges. The runtime asks `begin` for an iteration's planner, makes the
-drafts that the planner wants, and gets the seeds from `finish`; the staleness monitor's re-scores go
-into `review`, which decides whether the drafts under way may be trusted.
+Pure: it neither generates nor scores. The runtime gets an iteration's planner from `begin`, makes the
+drafts that the planner requests, and gets the seeds from `finish`. It passes the staleness monitor's
+re-scores to `review`, which decides whether to trust the drafts under way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RunConfig
 
 _MOST_ROUNDS = 16
-"""Most rounds in which an iteration's drafts are planned; more would learn little more."""
+"""Most planning rounds per iteration; more would add little."""
 
 
 Judgement = Candidate | Score
@@ -43,10 +43,10 @@ Judgement = Candidate | Score
 
 
 class SeedExplorer:
-    """A run's knowledge of prompts and seeds, whatever its strategy.
+    """A run's knowledge of prompts and seeds, under any strategy.
 
     Args:
-        strategy: strategy that chooses among the drafts; the runtime calls it when drafts may be made.
+        strategy: chooses among the drafts; the runtime calls it when drafts may be made.
 
     Raises:
         ValueError: if a fidelity is unknown, or more prompts are to be explored than there are.
@@ -85,13 +85,13 @@ class SeedExplorer:
 
         Args:
             budget: cost of all drafts, in full drafts; None for every candidate.
-            devices: devices that draft one batch each at a time. The plan depends on their number.
+            devices: number of devices, each drafting one batch at a time. The plan depends on it.
         """
         prompts = self.prompts(iteration)
         everything = float(len(prompts) * self._settings.candidates)
         algorithm = self._config.algorithm
         budget = everything if budget is None else min(budget, everything)
-        # Two rounds are under way: smaller ones would leave devices idle while the first is judged.
+        # Two rounds are under way: smaller ones would idle devices while the first is scored.
         round_size = max(2, devices) * self._config.sampling.batch_size
         rounds = max(1, min(_MOST_ROUNDS, int(budget / round_size)))
         return DraftPlanner(
@@ -109,7 +109,7 @@ class SeedExplorer:
         )
 
     def finish(self, iteration: int, planner: DraftPlanner, candidates: Iterable[Candidate]) -> SeedPlan:
-        """Return the seeds to roll out, from the drafts that were judged in time.
+        """Return the seeds to roll out, chosen from the drafts judged in time.
 
         Args:
             candidates: the drafts that were made.
@@ -118,7 +118,7 @@ class SeedExplorer:
         judged: dict[int, dict[int, float]] = {prompt: {} for prompt in planner.prompts}
         for draft in made:
             if draft.error is None:
-                # In the planner's terms: what full drafts are expected to score.
+                # In the planner's terms: the expected scores of full drafts.
                 judged[draft.prompt_id][draft.seed_index] = planner.expected(
                     draft.fidelity, self.signal(draft)
                 )
@@ -133,9 +133,9 @@ class SeedExplorer:
         return SeedPlan(iteration, choice.seeds, made, compared, figures)
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
-        """Return the drafts to make with the rollout's weights, to check that ranks hold.
+        """Return the drafts to repeat with the rollout's weights, to check that ranks hold.
 
-        Empty while drafts are trained on: their scores are those of the samples.
+        Empty while the run trains on drafts, which are then the samples themselves.
         """
         return [] if self.strategy.trains_on_drafts else self._monitor.to_rescore(plan)
 
@@ -145,23 +145,23 @@ class SeedExplorer:
         rescored: Iterable[Candidate],
         rolled: Mapping[tuple[int, int], Judgement],
     ) -> Review | None:
-        """Compare the drafts of a plan, or of the refused one before it, with fresh scores of their seeds.
+        """Compare a plan's drafts, or those of the refused plan before it, with fresh scores of their seeds.
 
         Args:
             rescored: the judged drafts of `monitored`.
             rolled: the rollout's judgements by prompt and seed; may be empty.
 
         Returns:
-            None where there is nothing to compare.
+            None if nothing can be compared.
         """
-        # Drafts made again in place of refused ones have the rollout's weights, as re-scores have.
+        # Drafts that replace refused ones use the rollout's weights, as re-scores do.
         anew = plan.candidates if plan.superseded else ()
         again = [draft for draft in (*rescored, *anew) if draft.error is None]
         fresh: dict[tuple[int, int], Judgement] = dict(rolled)
         fresh |= {(draft.prompt_id, draft.seed_index): draft for draft in again if draft.fidelity == FULL}
         judged = [draft for draft in plan.stale_drafts if draft.error is None]
-        # The kept seeds alone are extremes, which correlate better than all candidates do: a prompt
-        # counts only if the window held all its re-scores.
+        # The kept seeds are extremes, which correlate better than all candidates do, so a prompt
+        # counts only if the window had time for all its re-scores.
         partly = {d.prompt_id for d in judged if (d.prompt_id, d.seed_index) not in fresh}
         monitored = {draft.prompt_id for draft in again} - partly
         drafts = [draft for draft in judged if draft.prompt_id in monitored]
@@ -172,7 +172,7 @@ class SeedExplorer:
             stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))
             stale_scores.append(self.signal(draft))
             fresh_scores.append(self.signal(now))
-            # The graded score shows a change long before an image turns from wrong to right.
+            # The graded score moves long before an image turns from wrong to right.
             moved = moved or draft.value != now.value
             self._fidelities.note(draft.fidelity, draft.prompt_id, self.signal(draft), self.signal(now))
         for draft in again:
@@ -209,7 +209,7 @@ class SeedExplorer:
         self.strategy.restore(state["strategy"])
 
     def _arms(self) -> list[Arm]:
-        """Return full drafts and the measured previews; full drafts also where no preview is measured."""
+        """Return the measured previews, and full drafts if configured or if no preview is measured."""
         full = self._fidelities.full_draft()
         previews = [self._fidelities.preview(name, cost) for name, cost in self._cost.items() if name != FULL]
         known = [arm for arm in previews if arm is not None]

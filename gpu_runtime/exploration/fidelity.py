@@ -1,9 +1,9 @@
-"""How faithful drafts are to rollouts: the cost of each fidelity, and how far its scores can be trusted.
+"""The fidelity of drafts to rollouts: the cost of each kind, and how far to trust its scores.
 
-Trust is measured from pairs of a draft's score and the full score. The kept extremes of noisy scores look
-better than they are (winner's curse; DRIFT, arXiv 2601.12401). A change of scale that is the same for all
-candidates cannot help, because it moves no rank; the expected full score given the draft's can, because it
-pulls in the scores that rarely come true.
+Trust is measured on pairs of a draft's score and the full score. The kept extremes of noisy scores look
+better than they are (winner's curse; DRIFT, arXiv 2601.12401). Rescaling all candidates alike cannot help,
+because it changes no rank; replacing a draft's score by the full score it predicts can, because it shrinks
+extremes that rarely hold.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gpu_runtime.exploration.draft_planner import Arm
 from storage.config.run_config import SamplingConfig
 
 FULL = "full"
-"""Fidelity of a draft that differs from a rollout in the weights alone."""
+"""Fidelity of a draft that differs from a rollout only in its weights."""
 
 _ITERATIONS = 8
 """Iterations whose pairs count; older ones do not, because the policy moves."""
 
 _BINS = 20
-"""Bins of scores, which are distinguished in steps of 1 / _BINS."""
+"""Bins per unit of score."""
 
 _TRUST = 4.0
-"""Pairs that a draft's own score counts as."""
+"""Weight of a draft's own score, in pairs."""
 
 _ENOUGH = 64
 """Fewest pairs from which a correlation is trusted."""
@@ -38,20 +38,20 @@ Pair = tuple[int, float, float]
 def costs_of(names: Iterable[str], sampling: SamplingConfig) -> dict[str, float]:
     """Return the cost of a draft of each fidelity, in rollouts.
 
-    `full` is a rollout. `preview-K` does K of its denoising steps and judges the image that the model then
-    predicts, which takes one more evaluation of the model. `steps-K` goes from the same initial noise to an
-    image in K denoising steps.
+    `full` is a rollout. `preview-K` runs K of its denoising steps and scores the image that the model then
+    predicts, at the cost of one more model evaluation. `steps-K` denoises the same initial noise in K
+    denoising steps.
 
     Raises:
-        ValueError: if a fidelity is unknown, or the sampling does not allow it.
+        ValueError: if a fidelity is unknown or incompatible with the sampling settings.
     """
     kinds = dict.fromkeys(names)
     for name in kinds:
         _check(name, sampling)
         if preview_step(name) and f"steps-{preview_step(name)}" in kinds:
             raise ValueError(
-                f"fidelities {name} and steps-{preview_step(name)} take as many denoising steps; one batch "
-                "could hold both: choose another K for one of them"
+                f"fidelities {name} and steps-{preview_step(name)} take equally many denoising steps, so one "
+                "batch could mix them: choose another K for one of them"
             )
     evaluations = {
         name: own_schedule(name) or (preview_step(name) or sampling.rollout_steps - 1) + 1 for name in kinds
@@ -70,7 +70,7 @@ def preview_step(name: str) -> int:
 
 
 def own_schedule(name: str) -> int:
-    """Return the denoising steps of a draft with its own schedule; 0 where it has the rollout's."""
+    """Return the denoising steps of a draft with its own schedule; 0 if it uses the rollout's."""
     return _number(name, "steps")
 
 
@@ -85,13 +85,13 @@ def _check(name: str, sampling: SamplingConfig) -> None:
     most = sampling.rollout_steps - 1
     if not 1 <= (preview_step(name) or own_schedule(name)) <= most:
         raise ValueError(
-            f"fidelity {name!r} is unknown; it is `full`, `preview-K` or `steps-K`, with K from 1 to "
+            f"fidelity {name!r} is unknown; use `full`, `preview-K` or `steps-K`, with K from 1 to "
             f"sampling.rollout_steps - 1 = {most}"
         )
     if own_schedule(name) and sampling.sde != "none":
         raise ValueError(
-            f"fidelity {name} needs sampling.sde=none, and it is {sampling.sde}: only there is a seed its "
-            "initial noise alone, which fewer denoising steps share; use preview-K, or set sampling.sde=none"
+            f"fidelity {name} needs sampling.sde=none, not {sampling.sde}: only then does a seed fix just "
+            "the initial noise, which fewer steps can share; use preview-K, or set sampling.sde=none"
         )
 
 
@@ -103,7 +103,7 @@ class DraftReliability:
         self._now: list[Pair] = []
 
     def note(self, prompt: int, draft: float, full: float) -> None:
-        """Record a pair of the running iteration; it counts once the iteration has ended.
+        """Record a pair of the current iteration; it counts once the iteration has ended.
 
         Args:
             full: score of the full sample.
@@ -111,12 +111,12 @@ class DraftReliability:
         self._now.append((prompt, draft, full))
 
     def end_iteration(self) -> None:
-        """Make the pairs recorded since the last call, if any, the window's newest."""
+        """Add the pairs recorded since the last call, if any, to the window."""
         self._window = [*self._window, self._now][-_ITERATIONS:]
         self._now = []
 
     def reliability(self) -> float | None:
-        """Return the squared correlation within prompts; None if there are too few pairs or no spread."""
+        """Return the squared correlation within prompts; None with too few pairs or no spread."""
         if sum(len(pairs) for pairs in self._window) < _ENOUGH:
             return None
         groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -150,9 +150,9 @@ class DraftReliability:
 class MeasuredFidelities:
     """The measured reliability of every fidelity, and the arms to draft with.
 
-    A draft in use is judged stale: older weights drew it, and a fresh full score shows what it should
-    have been. Previews, in use or not, are also judged fresh, drawn by the weights of that score: so a
-    preview can prove itself before it is used, and staleness is known even while no full draft is made.
+    A draft in use is stale: older weights drew it, and a fresh full score shows what its score should
+    have been. Previews, in use or not, are also drawn fresh, with the weights of that full score. So a
+    preview can prove itself before it is used, and staleness is known even without full drafts.
     """
 
     def __init__(self, previews: Iterable[str]) -> None:
@@ -160,24 +160,24 @@ class MeasuredFidelities:
         self._stale = {name: DraftReliability() for name in (FULL, *self._fresh)}
 
     def note(self, fidelity: str, prompt: int, draft: float, full: float, fresh: bool = False) -> None:
-        """Record the score of a draft, and that of the full sample with the rollout's weights.
+        """Record the score of a draft, and of the full sample with the rollout's weights.
 
         Args:
-            fresh: True for a preview with these weights too; False for a draft that was used.
+            fresh: True for a preview with those weights; False for a draft that was used.
         """
         (self._fresh if fresh else self._stale)[fidelity].note(prompt, draft, full)
 
     def end_iteration(self) -> None:
-        """Let the recorded pairs count from now on."""
+        """Count the recorded pairs from now on."""
         for known in (*self._stale.values(), *self._fresh.values()):
             known.end_iteration()
 
     def full_draft(self) -> Arm:
-        """Return the arm of full drafts, with the reliability that staleness leaves."""
+        """Return the arm of full drafts, whose reliability only staleness lowers."""
         return Arm(FULL, 1.0, self._staleness())
 
     def preview(self, name: str, cost: float) -> Arm | None:
-        """Return the arm of a preview at a cost in full drafts; None before it is measured."""
+        """Return the arm of a preview at this cost in full drafts; None before it is measured."""
         stale, fresh = self._stale[name].reliability(), self._fresh[name].reliability()
         if stale is not None:
             return Arm(name, cost, stale, self._stale[name].expected)
@@ -186,14 +186,14 @@ class MeasuredFidelities:
         return None
 
     def _staleness(self) -> float:
-        """Return the squared correlation that older weights alone leave; 1 while nothing is known."""
+        """Return the squared correlation of stale and fresh full drafts; 1 until measured."""
         measured = self._stale[FULL].reliability()
         if measured is not None:
             return measured
         for name, known in self._fresh.items():
             stale, fresh = self._stale[name].reliability(), known.reliability()
             if stale is not None and fresh:
-                # A used preview has lost reliability by both its haste and its age.
+                # A used preview loses reliability both to its fewer steps and to its age.
                 return min(1.0, stale / fresh)
         return 1.0
 
@@ -205,7 +205,7 @@ class MeasuredFidelities:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore from what `state` returned; fidelities that it lacks start from scratch."""
+        """Restore from what `state` returned; missing fidelities start from scratch."""
         for name, known in self._stale.items():
             known.restore(state.get("stale", {}).get(name, ()))
         for name, known in self._fresh.items():

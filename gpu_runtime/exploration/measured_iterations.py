@@ -1,8 +1,8 @@
-"""Scores and times of a run's iterations so far, on which predictions of the next ones rest.
+"""Scores and times of a run's iterations so far, from which the next ones are predicted.
 
-Estimates are medians over the last iterations that are informative: rollouts of mostly kept drafts do not
-show the cost of a rollout, and iterations without contrast do not show that of training. The first iteration,
-which warms devices up, counts only as long as it is alone.
+Estimates are medians over the last informative iterations: a rollout of mostly kept drafts does not show
+what a rollout costs, nor an iteration without contrast what training costs. The first iteration, which
+warms devices up, counts only while it is the only one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
 
 _REMEMBERED = 5
-"""Iterations on which an estimate rests."""
+"""Iterations that an estimate covers."""
 
 _HOLDS = 0.56
-"""Share of the choice's gain in variance that holds after an update, until it is measured: the square of a
-rank correlation of .75."""
+"""Share of the choice's gain in variance that survives an update, until it is measured: the square of a
+rank correlation of 0.75."""
 
 _ASSUMED_ITERATIONS = 1.0
-"""Iterations that this assumption counts as."""
+"""Weight of this assumption, in iterations."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class IterationTimes:
     """Measured times of one iteration.
 
     Attributes:
-        rollout_s, judging_s, train_s, draft_wait_s: wall-clock of its phases, one after another: rollout,
-            wait for the last scores, the training left then, and the wait for drafts beside them.
-        whole_s: wall-clock from the beginning of its rollout on, with the publishing of the new weights,
-            and of drafts made again in place of refused ones.
+        rollout_s, judging_s, train_s, draft_wait_s: wall-clock of its consecutive phases: rollout, wait for
+            the last scores, the remaining training, and the wait for drafts.
+        whole_s: wall-clock from the start of its rollout, including publishing the new weights and
+            replacing refused drafts.
         trained: samples that it trained on.
         rollers: devices that rolled its samples out.
-        beside_s: training beside its rollout and the wait for scores.
+        beside_s: training during its rollout and the wait for scores.
     """
 
     rollout_s: float
@@ -56,15 +56,15 @@ class SeedEvidence:
     """An iteration's evidence on the choice of its seeds and of the next ones.
 
     Attributes:
-        scores: scores learned from, by prompt, of samples that were not chosen by their score: the drafts, or
-            the rollout where it had none.
-        spread: mean variance of random, kept and rolled-out groups of the same prompts; None where chosen
-            seeds were not rolled out again.
+        scores: scores learned from, by prompt, of samples not chosen by their score: the drafts, or else
+            the rollout.
+        spread: mean variance of random, kept and rolled-out groups of the same prompts; None unless chosen
+            seeds were rolled out again.
         samples: samples of its prompt groups.
-        rolled: those of them that were rolled out, and are no kept drafts.
-        drafts: drafts judged beside its training, the monitor's included; None if none were begun there.
+        rolled: how many of them were rolled out rather than kept drafts.
+        drafts: drafts judged during its training, including the monitor's; None if none were started.
         drafters: devices that drafted there, or could have.
-        spot_trainers: spot devices that trained it.
+        spot_trainers: spot devices that took part in training.
     """
 
     config: RunConfig
@@ -87,7 +87,7 @@ class _Iteration:
     drafters: int
     spot_trainers: int
     alone_ratio: float = 1.0
-    """How many times as long its training takes without spot devices, by its shards."""
+    """Factor by which training slows without spot devices, from its shards."""
 
 
 class MeasuredIterations:
@@ -101,7 +101,7 @@ class MeasuredIterations:
 
     @property
     def scores(self) -> list[list[float]]:
-        """Scores of samples that were not chosen by their score, prompt by prompt."""
+        """Scores of samples not chosen by their score, prompt by prompt."""
         return [group for iteration in self._scores for group in iteration]
 
     @property
@@ -116,14 +116,14 @@ class MeasuredIterations:
 
     @property
     def holds(self) -> float:
-        """Share in [0, 1] of the choice's gain in variance that holds once seeds are rolled out again."""
+        """Share in [0, 1] of the choice's gain in variance that survives a new rollout."""
         kept, rolled = (sum(gains) for gains in zip(*self._gains, strict=True)) if self._gains else (0.0, 0.0)
         assumed = _ASSUMED_ITERATIONS * (kept / len(self._gains) if self._gains else 1.0)
         return min(1.0, max(0.0, (rolled + assumed * _HOLDS) / (kept + assumed)))
 
     @property
     def gradient_share(self) -> float:
-        """Share of the steps of drafts trained on that had a gradient; 1 until it is measured."""
+        """Share of trained drafts' steps that had a gradient; 1 until measured."""
         return 1 - (statistics.fmean(self._clipped) if self._clipped else 0.0)
 
     def add(
@@ -132,7 +132,7 @@ class MeasuredIterations:
         """Add an iteration.
 
         Args:
-            figures: figures of the drafts that it was trained on; None where there were none.
+            figures: figures of the drafts that it trained on; None if there were none.
         """
         if seeds.spread is not None:
             random, kept, rolled = seeds.spread
@@ -149,14 +149,14 @@ class MeasuredIterations:
             with_other_trainers(1.0, shards, alone + seeds.spot_trainers, alone),
         )  # fmt: skip
         every = [*self._iterations, added]
-        # What an estimate needs stays, however long ago it was.
+        # Keep what an estimate needs, however old it is.
         kept_numbers = {one.number for one in every[-_REMEMBERED:]} | {
             one.number for fact in _TELLING for one in _last(every, fact)
         }
         self._iterations = [one for one in every if one.number in kept_numbers]
 
     def times(self) -> Times | None:
-        """Return the seconds that samples and drafts take; None while rollout or training is not measured."""
+        """Return the seconds that samples and drafts take; None until rollout and training are measured."""
         rolling, alone, on_all, drafting, plain, beside, spot_beside = (
             _last(self._iterations, fact)
             for fact in ("rollout", "training", "spot training", "drafts", "plain", "beside", "spot beside")
@@ -165,7 +165,7 @@ class MeasuredIterations:
         if not rolling or not training:
             return None
         rollout_s = statistics.median(one.times.rollout_s / one.rolled for one in rolling)
-        # Until one is judged, a draft takes as long as a rollout, whose steps it has.
+        # Until one is judged, assume a draft takes as long as a rollout, since it has equally many steps.
         assumed_s = rollout_s * statistics.median(one.times.rollers for one in rolling)
         plain_rest_s, drafting_rest_s = (
             statistics.median(map(_rest_s, some)) for some in (plain or drafting, drafting or plain)
@@ -176,7 +176,7 @@ class MeasuredIterations:
             train_s=statistics.median(_train_s(one) * one.alone_ratio for one in training),
             draft_s=_usual_draft_s(drafting, assumed_s),
             rest_s=plain_rest_s,
-            # Devices come and go: iterations without any do not count among others.
+            # Devices come and go: iterations without drafting devices count only if all are such.
             drafters=statistics.median(
                 [one.drafters for one in self._iterations[-_REMEMBERED:] if one.drafters] or [0]
             ),
@@ -207,7 +207,7 @@ class MeasuredIterations:
 
 
 _TELLING: dict[str, Callable[[_Iteration], bool]] = {
-    "rollout": lambda one: 2 * one.rolled >= one.samples,  # not if kept drafts were most of its samples
+    "rollout": lambda one: 2 * one.rolled >= one.samples,  # not if most samples were kept drafts
     "training": lambda one: one.times.trained > 0 and not one.spot_trainers,
     "spot training": lambda one: one.times.trained > 0 and one.spot_trainers > 0,
     "beside": lambda one: 2 * one.rolled >= one.samples and not one.spot_trainers,
@@ -215,17 +215,17 @@ _TELLING: dict[str, Callable[[_Iteration], bool]] = {
     "drafts": lambda one: one.drafts is not None,
     "plain": lambda one: one.drafts is None,
 }
-"""A test of an iteration: True if an estimate can rest on it."""
+"""A test of an iteration: True if it informs an estimate."""
 
 
 def _last(iterations: Iterable[_Iteration], fact: str) -> list[_Iteration]:
-    """Return the last iterations that tell something, without the first one where others do."""
+    """Return the last informative iterations, without the first if there are others."""
     found = [one for one in iterations if _TELLING[fact](one)][-_REMEMBERED:]
     return [one for one in found if one.number > 1] or found
 
 
 def _beside_alone_s(one: _Iteration) -> float:
-    """Return how long reserved devices alone would have trained beside the rollout: at most all of it."""
+    """Return how long reserved devices alone would have trained during the rollout, at most all of it."""
     generating_s = one.times.rollout_s + one.times.judging_s
     return min(one.times.beside_s * one.alone_ratio, generating_s) / one.rolled
 
@@ -238,7 +238,7 @@ def _usual_draft_s(drafting: Sequence[_Iteration], assumed_s: float) -> float:
     """Return a device's seconds per draft in a window, waiting included.
 
     Args:
-        assumed_s: seconds where none of them was judged.
+        assumed_s: seconds to return if none was judged.
     """
     spent = [
         ((one.times.judging_s + one.times.train_s + one.times.draft_wait_s) * one.drafters, one.drafts or 0)
@@ -246,7 +246,7 @@ def _usual_draft_s(drafting: Sequence[_Iteration], assumed_s: float) -> float:
     ]
     judged = [device_s / drafts for device_s, drafts in spent if drafts]
     usual_s = statistics.median(judged) if judged else assumed_s
-    # A window in which none was judged is a lower bound.
+    # A window without judged drafts gives a lower bound.
     bounds = [max(usual_s, device_s) for device_s, drafts in spent if not drafts]
     return statistics.median(judged + bounds) if spent else assumed_s
 

@@ -1,9 +1,9 @@
-"""The staleness monitor: which drafts to score again with newer weights, and the verdict on the ranks.
+"""The staleness monitor: re-scores some drafts with newer weights and decides whether ranks hold.
 
-Do seeds keep their rank when the weights move on? Stale and fresh scores of the same seeds are compared
-within each prompt, because seeds compete within a prompt only: easy and hard prompts would make any two
-policies look alike. Prompts count by the spread of their ranks, so one whose candidates all score the same
-counts for nothing.
+Do seeds keep their rank when the weights change? Stale and fresh scores of the same seeds are compared
+within each prompt, because seeds compete only there: across prompts, easy and hard ones would make any two
+policies look alike. Prompts are weighted by the spread of their ranks, so a prompt whose candidates all
+score the same has no weight.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpu_runtime.exploration.selection import max_variance_subset
 from storage.config.exploration import ExplorationConfig
 
 MONITOR_ROUND = -1
-"""Round number of candidates that the staleness monitor scored again."""
+"""Round number of candidates that the staleness monitor re-scored."""
 
 _REVIEWS = 3
-"""Reviews that a verdict rests on: one prompt's ranks in one iteration are few."""
+"""Reviews that a verdict covers: a single iteration gives few ranks."""
 
 _ENOUGH_PAIRS = 16
-"""Fewest candidates compared in them before drafts are refused."""
+"""Fewest candidates they must compare before drafts can be refused."""
 
 Pairs = Mapping[int, tuple[Sequence[float], Sequence[float]]]
 """Stale and fresh scores of the same candidates, by prompt."""
@@ -41,12 +41,12 @@ class Agreement:
 
     Attributes:
         pairs: candidates compared.
-        spearman: rank correlation in [-1, 1], ties at their average rank; None where nothing differs.
-        kendall: tau-b, in [-1, 1]; None where nothing differs.
+        spearman: rank correlation in [-1, 1], ties at their average rank; None if nothing differs.
+        kendall: tau-b, in [-1, 1]; None if nothing differs.
         rank_sums: products of stale and fresh ranks, and the squares of both, each summed; the agreement of
             several iterations is computed from them.
-        kept_overlap: share of the kept seeds that fresh scores would keep too; None where no prompt
-            has more candidates than are kept.
+        kept_overlap: share of the kept seeds that fresh scores would also keep; None if no prompt
+            has more candidates than it keeps.
     """
 
     pairs: int
@@ -61,7 +61,7 @@ class Review:
     """The staleness monitor's finding.
 
     Attributes:
-        trusted: True if drafts with stale weights may go on choosing seeds.
+        trusted: True if stale drafts may still choose seeds.
     """
 
     agreement: Agreement
@@ -70,18 +70,18 @@ class Review:
 
 
 class RankMonitor:
-    """A check of some prompts' drafts every iteration, which remembers the last reviews."""
+    """Checks some prompts' drafts every iteration, and remembers the last reviews."""
 
     def __init__(self, settings: ExplorationConfig) -> None:
         self._settings = settings
         self._ranks: list[RankSums] = []
 
     def to_rescore(self, plan: SeedPlan) -> list[Draft]:
-        """Return the drafts to make with the rollout's weights, to check that a plan's ranks hold.
+        """Return the drafts to repeat with the rollout's weights, to check that a plan's ranks hold.
 
-        They are all candidates of some prompts, in full except for the kept seeds, whose rollouts are fresh
-        scores already, and by every preview, in use or not, to measure it under equal weights. Drafts made
-        again in place of refused ones have fresh scores too.
+        All candidates of some prompts are repeated: as full drafts, except for the kept seeds, whose
+        rollouts already give fresh scores; and by every preview, in use or not, to measure it under equal
+        weights. Drafts that replace refused ones already have fresh scores too.
         """
         anew = plan.candidates if plan.superseded else ()
         fresh = {Draft(draft.prompt_id, draft.seed_index, draft.fidelity) for draft in anew}
@@ -89,7 +89,7 @@ class RankMonitor:
         for draft in plan.stale_drafts:
             if draft.error is None and draft.prompt_id in plan.seeds:
                 judged.setdefault(draft.prompt_id, []).append(draft)
-        # The prompts with the most drafts tell the most about ranks; among equal ones, take the first.
+        # The prompts with most drafts tell most about ranks; ties go to the first.
         most = sorted(judged, key=lambda prompt: (-len(judged[prompt]), prompt))
         chosen = [
             draft for prompt in sorted(most[: self._settings.monitor_prompts]) for draft in judged[prompt]
@@ -102,14 +102,14 @@ class RankMonitor:
         return [draft for draft in wanted if draft not in fresh]
 
     def verdict(self, iteration: int, agreement: Agreement, moved: bool) -> Review:
-        """Return the verdict on an iteration's agreement, together with the reviews before it.
+        """Return the verdict on an iteration's agreement, combined with the reviews before it.
 
         Args:
-            moved: True if any graded score has changed.
+            moved: True if any graded score changed.
         """
         least = self._settings.min_spearman
-        # Sums and not correlations: candidates that have all lost their success have no correlation, but
-        # their stale ranks count against those that have.
+        # Sums, not correlations: candidates that all stopped succeeding have no correlation, but
+        # their stale ranks weigh against those that have.
         self._ranks = [*self._ranks, (agreement.pairs, *agreement.rank_sums)][-_REVIEWS:]
         compared, product, stale, fresh = (sum(column) for column in zip(*self._ranks, strict=True))
         if stale == 0 and fresh == 0:
@@ -118,15 +118,15 @@ class RankMonitor:
         where = f"iteration {iteration}: "
         if spearman < least and compared >= _ENOUGH_PAIRS:
             message = (
-                f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({compared} drafts), "
-                f"below exploration.min_spearman={least:g}; the next seeds are drafted again. A lower "
+                f"{where}stale and fresh ranks of {compared} drafts correlate by {spearman:.2f} (Spearman), "
+                f"below exploration.min_spearman={least:g}; the next seeds will be redrafted. A lower "
                 "learning rate keeps ranks longer"
             )
             return Review(agreement, False, (("staleness", message),))
         if not moved and agreement.pairs >= _ENOUGH_PAIRS:
             message = (
-                f"{where}all {agreement.pairs} stale and fresh scores are equal; training may not be moving "
-                "the weights (look at the gradient's norm and the learning rate)"
+                f"{where}all {agreement.pairs} stale and fresh scores are equal; training may not be "
+                "changing the weights (check the gradient norm and the learning rate)"
             )
             return Review(agreement, True, (("staleness", message),))
         return Review(agreement, True, ())
@@ -144,7 +144,7 @@ def compare(pairs: Pairs, group_size: int) -> Agreement:
     """Return the agreement of stale and fresh scores, within prompts.
 
     Args:
-        pairs: as many stale as fresh scores of each prompt, in the order of their seeds.
+        pairs: each prompt's stale and fresh scores, equally many, in the order of their seeds.
     """
     arrays = [(np.asarray(stale, float), np.asarray(fresh, float)) for stale, fresh in pairs.values()]
     ranks = [(_ranks(stale), _ranks(fresh)) for stale, fresh in arrays]

@@ -1,8 +1,8 @@
-"""The prompts and seeds that an iteration rolls out, and how they turned out.
+"""The prompts and seeds that an iteration rolls out, and their results.
 
-A plan is handed from exploration to the rollout. `plain_plan` makes it from the configuration alone;
-strategies that draft candidate seeds keep what they tried. `seed_figures` compares it with the rollout's
-scores.
+Exploration hands a plan to the rollout. `plain_plan` makes one from the configuration alone; plans of
+strategies that draft candidate seeds also hold the candidates. `seed_figures` compares a plan with the
+rollout's scores.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class SeedPlan:
     Attributes:
         iteration: iteration that will roll them out.
         seeds: seed indices of each prompt_id; every prompt has the same number.
-        candidates: drafts that it was chosen from; empty in a plain plan.
+        candidates: drafts that the seeds were chosen from; empty in a plain plan.
         compared: variances of the draft scores of a random group and of the chosen one, by prompt_id; only
-            where drafts are enough to estimate the first.
-        refused: True if the ranks of its drafts cannot be trusted; draft again with fresh weights.
+            for prompts with enough drafts to estimate the first.
+        refused: True if its drafts' ranks cannot be trusted; redraft with fresh weights.
         superseded: drafts of the refused plan that this one replaces.
     """
 
@@ -71,20 +71,20 @@ class SeedPlan:
 
     @property
     def stale_drafts(self) -> tuple[Candidate, ...]:
-        """The drafts that newer weights may contradict: the refused ones, if there are any.
+        """The drafts that newer weights may contradict: the refused ones, if any.
 
-        The drafts that replaced them have the rollout's own weights.
+        Drafts that replaced them use the rollout's own weights.
         """
         return self.superseded or self.candidates
 
     def in_place_of(self, refused: SeedPlan) -> SeedPlan:
-        """Return this plan with a refused one's drafts: they were paid for, and their error is measured."""
+        """Return this plan with a refused plan's drafts: they were paid for, and their error is measured."""
         figures = self.figures | {"drafts_refused": float(len(refused.candidates))}
         return replace(self, superseded=refused.candidates, figures=figures)
 
     @property
     def explored_score(self) -> dict[tuple[int, int], float]:
-        """Draft score by (prompt_id, seed index), where a draft was judged."""
+        """Draft score by (prompt_id, seed index), for judged drafts."""
         return {
             (draft.prompt_id, draft.seed_index): draft.value
             for draft in self.candidates
@@ -99,7 +99,7 @@ def plan_to_json(plan: SeedPlan) -> dict[str, Any]:
 
 
 def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
-    """Return the plan that `plan_to_json` has turned into JSON values."""
+    """Return the plan that `plan_to_json` turned into JSON values."""
     return SeedPlan(
         iteration=values["iteration"],
         seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
@@ -125,9 +125,9 @@ def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, i
         ValueError: if `count` exceeds the number of prompts.
     """
     if iteration < 1:
-        raise ValueError(f"iteration is {iteration}; iterations count from 1")
+        raise ValueError(f"iteration is {iteration}; iterations start at 1")
     if not 1 <= count <= len(prompt_ids):
-        raise ValueError(f"{count} prompts an iteration are asked of {len(prompt_ids)}; lower the number")
+        raise ValueError(f"{count} prompts per iteration, but only {len(prompt_ids)} exist; lower the number")
     ids = tuple(prompt_ids)
     epoch, place = divmod((iteration - 1) * count, len(ids))
     chosen = _epoch_order(ids, count, run_seed, epoch)[place : place + count]
@@ -140,8 +140,8 @@ def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, i
 def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) -> tuple[int, ...]:
     """Return the order of an epoch's prompts.
 
-    Where an iteration spans two epochs, its prompts from the earlier one must not open the later one
-    too: others are moved forward. So each order depends on all orders before it.
+    If an iteration spans two epochs, its prompts from the earlier one must not also open the later one,
+    so others move forward. Each order therefore depends on all orders before it.
     """
     order: tuple[int, ...] = ()
     for number in range(epoch + 1):
@@ -155,7 +155,7 @@ def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) ->
 
 
 def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> SeedPlan:
-    """Return the first `group_size` seeds of each prompt: noise streams differ by iteration anyway.
+    """Return the first `group_size` seeds of each prompt; noise streams differ by iteration anyway.
 
     Args:
         iteration: number of the iteration, from 1.
@@ -200,17 +200,17 @@ def draft_spreads(compared: Collection[tuple[float, float]]) -> dict[str, float]
 
 
 def seed_figures(plan: SeedPlan, signal: Scores, value: Scores) -> dict[str, float]:
-    """Return the metrics of an iteration: those of exploration, and how its seeds turned out.
+    """Return an iteration's metrics: those of exploration, and its seeds' results.
 
     Args:
-        signal: score learned from, of every judged sample.
+        signal: score learned from, for every judged sample.
         value: graded scores of the same samples.
 
     Returns:
-        The plan's figures, `spread_rollout` (variance of the signal within a prompt, as the mean over the
-        prompts that the plan's own spreads cover, or over all prompts where they cover none) and, where kept
-        seeds were drafted, `draft_error` (mean distance between a seed's draft and rollout score). Prompts
-        with a sample that was not judged are left out of all spreads, so that they can be compared.
+        The plan's figures; `spread_rollout`, the mean variance of the signal within a prompt, over the
+        prompts that the plan's own spreads cover or, if they cover none, over all prompts; and, if kept
+        seeds were drafted, `draft_error`, the mean distance between a seed's draft and rollout score. To
+        be comparable, all spreads exclude prompts with a sample that was not judged.
     """
     groups = {
         prompt: [signal[prompt, seed] for seed in seeds]

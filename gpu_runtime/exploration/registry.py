@@ -1,4 +1,4 @@
-"""The exploration strategies by name, and the explorer of a run that follows one."""
+"""The exploration strategies by name, and a run's explorer under one of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from storage.prompts.files import PromptRecord
 
 @dataclass(frozen=True)
 class StrategyPlugin:
-    """A strategy that `exploration.strategy` can name: how to build it from settings.
+    """A strategy that `exploration.strategy` can name, and how to build it from settings.
 
     Attributes:
-        build: function that builds it from its options.
-        explorer: class that learns about prompts and plans drafts; a subclass explores other prompts,
-            allocates drafts in another way, or reviews them by another measure.
+        build: builds it from its options.
+        explorer: class that learns about prompts and plans drafts; a subclass may explore other prompts,
+            allocate drafts differently, or review them by another measure.
     """
 
     build: Callable[[Any], Strategy]
@@ -52,21 +52,21 @@ STRATEGIES = Registry(
 
 
 def strategy_of(settings: ExplorationConfig) -> Strategy:
-    """Return the strategy that the settings name, in its state at the start of a run.
+    """Return the strategy that the settings name, in its initial state.
 
     Raises:
-        ConfigurationError: if there is no strategy of that name, or its options are not valid.
+        ConfigurationError: if no strategy has that name, or its options are invalid.
     """
     plugin, options = STRATEGIES.chosen(settings)
     return plugin.build(options)
 
 
 def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedExplorer:
-    """Return the explorer of a run's training prompts, for the strategy that the settings name.
+    """Return the explorer of a run's training prompts for the strategy that the settings name.
 
     Raises:
-        ConfigurationError: if there is no such strategy, a fidelity is unknown, or more prompts are to be
-            explored than there are.
+        ConfigurationError: if there is no such strategy, a fidelity is unknown, or the settings explore
+            more prompts than exist.
     """
     plugin = STRATEGIES.find(config.exploration.strategy)
     prompt_ids = [prompt.prompt_id for prompt in prompts]

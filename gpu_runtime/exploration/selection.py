@@ -1,7 +1,7 @@
 """The G of N scored candidates that carry the most gradient: the group of largest variance, exactly.
 
-PODS (arXiv 2504.13818) shows that it is a prefix and a suffix of the sorted scores, so G + 1 splits have to
-be compared; running sums make each of them O(1), and the whole O(n log n).
+PODS (arXiv 2504.13818) shows that it is a prefix and a suffix of the sorted scores, so only G + 1 splits
+must be compared; running sums make each O(1), and the whole selection O(n log n).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _TIE = 1e-12
-"""Difference below which two variances are the same number, rounded differently."""
+"""Difference below which two variances are equal except for rounding."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Selection:
 
 
 def random_spread(scores: Sequence[float] | np.ndarray, size: int) -> float:
-    """Return the expected variance of `size` randomly picked scores; errors as in `max_variance_subset`."""
+    """Return the expected variance of `size` random scores; errors as in `max_variance_subset`."""
     values = _checked(scores, size)
     # The mean of a small group lies among its own scores.
     return float(values.var(ddof=1)) * (size - 1) / size if size > 1 else 0.0
@@ -38,9 +38,9 @@ def random_spread(scores: Sequence[float] | np.ndarray, size: int) -> float:
 def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Selection:
     """Return the `size` candidates whose scores have the largest population variance.
 
-    Among equal scores the first candidates are taken, and among equally good splits the one with the
-    most high scores: the rare is worth more than the common. So the answer depends on nothing but the
-    order of `scores`.
+    Ties go to the first candidates, and among equally good splits to the one with the most high scores,
+    because rare successes are worth more than common failures. So the result depends only on the order
+    of `scores`.
 
     Args:
         scores: N finite scores.
@@ -51,7 +51,7 @@ def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Sele
     """
     values = _checked(scores, size)
     low = np.argsort(values, kind="stable")
-    # The suffix takes the first of equal scores too.
+    # The suffix also takes the first of equal scores.
     high = np.argsort(-values, kind="stable")
     # Shifting the origin keeps the sums' rounding small; the variance does not change.
     variances = _split_variances(np.sort(values - values.mean()), size)
@@ -66,7 +66,7 @@ def _split_variances(sorted_N: np.ndarray, size: int) -> np.ndarray:
     """Return the variance of every prefix-and-suffix subset of ascending scores.
 
     Returns:
-        (G + 1,): entry k takes the k lowest and the G - k highest scores.
+        (G + 1,): entry k is for the k lowest and the G - k highest scores.
     """
     sums = np.zeros((2, len(sorted_N) + 1))
     np.cumsum([sorted_N, sorted_N**2], axis=1, out=sums[:, 1:])
@@ -79,7 +79,7 @@ def _split_variances(sorted_N: np.ndarray, size: int) -> np.ndarray:
 def _checked(scores: Sequence[float] | np.ndarray, size: int) -> np.ndarray:
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or not 1 <= size <= len(values):
-        raise ValueError(f"{size} of {values.size} candidates are asked for; draft at least {size} seeds")
+        raise ValueError(f"cannot choose {size} of {values.size} candidates; draft at least {size} seeds")
     if not np.isfinite(values).all():
-        raise ValueError("a candidate's score is not finite; leave out candidates without a judgement")
+        raise ValueError("a candidate's score is not finite; omit candidates without a score")
     return values

@@ -1,25 +1,25 @@
-"""Signal per second of an iteration, predicted for each strategy from contrast and times. Pure.
+"""Signal per second of an iteration, predicted for each strategy from contrast and times; pure.
 
 Signal. An update has a fixed length (AdamW), so its benefit depends on the signal-to-noise ratio of its
-gradient: with advantages that are normalised in their group, a sample's signal is the deviation of its
-group's scores, and noise averages out over samples. So an iteration has the signal
+gradient. With advantages normalised within groups, a sample's signal is the deviation of its group's
+scores, and noise averages out over samples. So an iteration has the signal
 
     mean deviation of the groups that have any * sqrt(number of samples in them)
 
-The deviation is the gain per sample of a choice by contrast (PODS, arXiv 2504.13818); the square root is the
-averaging of a stochastic gradient's noise (McCandlish et al., An empirical model of large-batch training,
-arXiv 1812.06162, below the critical batch size). Only ratios of signals mean anything.
+The deviation is the gain per sample from choosing by contrast (PODS, arXiv 2504.13818). The square root
+comes from averaging a stochastic gradient's noise (McCandlish et al., An empirical model of large-batch
+training, arXiv 1812.06162, below the critical batch size). Only ratios of signals are meaningful.
 
-Time. Rollout, waiting for the last scores and training follow each other; drafts are made beside the last
-two. More trained groups lengthen the window, which holds more drafts, which leave more groups with contrast
-to train on; drafts that are trained on shorten it, as fewer scores are waited for. So the number of drafts is
-one that agrees with its own window: the largest one, where the window grows with them.
+Time. Rollout, waiting for the last scores, and training follow each other; drafts are made during the last
+two. More trained groups lengthen the window, which then holds more drafts, which give more groups with
+contrast to train on. Drafts used for training shorten it, because fewer scores are awaited. So the number
+of drafts must fit the window that it causes; if several do, the largest is used.
 
-Judging. Only judged drafts count, and scorers judge the rollout first. If its scores are waited for, scorers
-judge as fast as they did in that wait, and drafts get what is left of the window after it.
+Judging. Only judged drafts count, and scorers judge the rollout first. If training waits for the rollout's
+scores, scorers judge as fast as during that wait, and drafts get the rest of the window.
 
-Staleness. Kept groups that are rolled out again lose a part of the variance that they were chosen for: with
-correlation r of old and new scores, the variance is r^2 * kept + (1 - r^2) * random (linear regression).
+Staleness. Kept groups that are rolled out again lose part of the variance they were chosen for: if old and
+new scores correlate by r, the variance is r^2 * kept + (1 - r^2) * random (linear regression).
 
 Units: seconds; deviations in units of the score; a sample or draft is one image.
 """
@@ -31,16 +31,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 UNTRIED = 1.1
-"""Ratio to the current strategy's signal per second from which an unmeasured strategy is preferred."""
+"""Ratio to the current strategy's signal per second at which to prefer an unmeasured strategy."""
 
 TRIED = 1.03
 """The same for a measured strategy."""
 
 _MOST_TURNS = 64
-"""Most evaluations in each half of the search for the number of drafts; a few settle it."""
+"""Most evaluations in each half of the search for the number of drafts; a few suffice."""
 
 _SETTLED = 1 + 1e-6
-"""Ratio of two numbers of drafts that count as equal."""
+"""Ratio of two numbers of drafts below which they are equal."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Contrast:
     deviation: float
 
     def signal(self, samples: float) -> float:
-        """Return the signal of an iteration of so many samples, those of equal groups included."""
+        """Return the signal of an iteration with this many samples, including groups without contrast."""
         return self.deviation * math.sqrt(self.live * samples)
 
     def rolled_out_again(self, random: Contrast, holds: float) -> Contrast:
-        """Return the contrast that chosen groups have once newer weights have rolled them out.
+        """Return the contrast that chosen groups keep when newer weights roll them out.
 
         Args:
-            holds: share r^2 of the choice's gain that holds, in [0, 1].
+            holds: share r^2 of the choice's gain that survives, in [0, 1].
         """
         variance = holds * self.deviation**2 + (1 - holds) * random.deviation**2
         return Contrast(holds * self.live + (1 - holds) * random.live, math.sqrt(variance))
@@ -75,11 +75,11 @@ class Workload:
 
     Attributes:
         samples: samples of all prompt groups, P * G.
-        most_drafts: drafts wanted: the set number, or every candidate.
-        ends_with_training: True if the window's end cuts drafts off; else training's end waits for them.
-        trains_equal: True if groups without contrast are trained on too.
+        most_drafts: drafts wanted: the configured number, or every candidate.
+        ends_with_training: True if the window's end cuts drafts off; otherwise the end waits for them.
+        trains_equal: True if the run also trains on groups without contrast.
         rescored: drafts of the staleness monitor, per draft.
-        saving: most rollouts that a draft to train on saves: trained prompts per explored prompt.
+        saving: most rollouts saved by a draft used for training: trained prompts per explored prompt.
     """
 
     samples: int
@@ -90,7 +90,7 @@ class Workload:
     saving: float = 1.0
 
     def trained(self, contrast: Contrast) -> float:
-        """Return the number of samples that are trained on."""
+        """Return the number of samples to train on."""
         return self.samples * (1.0 if self.trains_equal else contrast.live)
 
 
@@ -102,13 +102,13 @@ class Times:
         rollout_s: wall-clock per sample rolled out, on all devices together.
         judging_s: wait for the last scores, per sample rolled out.
         train_s: wall-clock of training per trained sample.
-        draft_s: seconds of one device per draft, its judgement included.
+        draft_s: seconds of one device per draft, including its judgement.
         rest_s: everything else in an iteration without drafts.
-        drafters: devices that neither train nor roll out meanwhile.
+        drafters: devices that neither train nor roll out in the window.
         overhead_s: extra time of everything else in an iteration with drafts.
         beside_s: training before the last score, per sample rolled out.
-        spot_train_s, spot_beside_s: `train_s` and `beside_s` where spot devices train, too; None and 0 until
-            that is measured.
+        spot_train_s, spot_beside_s: `train_s` and `beside_s` if spot devices also train; None and 0 until
+            measured.
     """
 
     rollout_s: float
@@ -123,7 +123,7 @@ class Times:
     spot_beside_s: float = 0.0
 
     def training_left_s(self, trained: float, rolled: float) -> float:
-        """Return the training of so many samples that is left after the wait for the last scores."""
+        """Return the training of this many samples that remains after the wait for the last scores."""
         return max(0.0, self.train_s * trained - self.beside_s * rolled)
 
 
@@ -142,15 +142,15 @@ class Prediction:
         return self.signal / self.iteration_s if self.signal else 0.0
 
     def with_gradients(self, share: float) -> Prediction:
-        """Return the prediction if only a share of the samples' steps has a gradient."""
+        """Return the prediction if only this share of the samples' steps has a gradient."""
         return replace(self, signal=self.signal * share)
 
 
 def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
-    """Return the prediction without exploration: rollout, scores and training follow each other.
+    """Return the prediction without exploration: rollout, scoring and training in sequence.
 
     Args:
-        random: contrast of groups that nothing chose.
+        random: contrast of unchosen groups.
     """
     window_s = times.judging_s * work.samples + times.training_left_s(work.trained(random), work.samples)
     whole_s = times.rest_s + times.rollout_s * work.samples + window_s
@@ -158,12 +158,12 @@ def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
 
 
 def with_other_trainers(train_s: float, shards: int, before: int, after: int) -> float:
-    """Return the seconds of training by another number of devices: the one with most shards decides.
+    """Return the seconds of training on another number of devices; the one with most shards decides.
 
     Args:
         train_s: seconds on `before` devices.
-        shards: shards that they divide between them.
-        before, after: numbers of devices, at least 1 and at most one a shard.
+        shards: shards that they divide among them.
+        before, after: numbers of devices, from 1 to the number of shards.
     """
     return train_s * math.ceil(shards / after) / math.ceil(shards / before)
 
@@ -179,8 +179,8 @@ def predict_drafting(
 
     Args:
         times: measured seconds; at least one device can draft.
-        chosen: contrast of the groups chosen from so many drafts.
-        holds: share of their gain that holds once they are rolled out again; None if drafts are trained on.
+        chosen: contrast of the groups chosen from a number of drafts.
+        holds: share of their gain that survives a new rollout; None if the run trains on drafts.
     """
 
     def made(drafts: float) -> _WithDrafts:
@@ -211,12 +211,12 @@ def predict_drafting(
 
 @dataclass(frozen=True)
 class _WithDrafts:
-    """An iteration with a number of drafts.
+    """An iteration with some number of drafts.
 
     Attributes:
-        window_s: wait for their last scores and training.
+        window_s: wait for the last scores, and training.
         drafting_s: seconds from the window's opening until the last draft is judged.
-        fitting: drafts that could be made and judged in this window.
+        fitting: drafts that this window could make and judge.
     """
 
     contrast: Contrast
@@ -231,10 +231,10 @@ def _over(whole_s: float, each_s: float) -> float:
 
 
 def _number_that_fits(fitting: Callable[[float], float], most: float) -> float:
-    """Return the largest number found that its own window holds.
+    """Return the largest number of drafts found that fits the window it causes.
 
     Args:
-        fitting: function of a number of drafts: how many its window holds.
+        fitting: returns how many drafts fit the window caused by a number of drafts.
     """
     too_many, drafts = most, most
     for _ in range(_MOST_TURNS):
@@ -242,7 +242,7 @@ def _number_that_fits(fitting: Callable[[float], float], most: float) -> float:
         if drafts <= held * _SETTLED:
             break
         too_many, drafts = drafts, held
-    # Fewer drafts may lengthen the window; then a larger number fits, too.
+    # Fewer drafts may lengthen the window; then a larger number also fits.
     for _ in range(_MOST_TURNS):
         if too_many <= drafts * _SETTLED:
             break
@@ -255,16 +255,16 @@ def _number_that_fits(fitting: Callable[[float], float], most: float) -> float:
 
 
 def preferred(rates: Mapping[str, float], present: str, baseline: str, tried: frozenset[str]) -> str:
-    """Return the strategy to follow; never one with a lower signal per second than the baseline's.
+    """Return the strategy to follow, never one with less signal per second than the baseline.
 
     Args:
-        rates: predicted signal per second, by strategy; strategies that are not possible are left out.
-        baseline: strategy that explores nothing; always possible.
+        rates: predicted signal per second, by possible strategy.
+        baseline: strategy without exploration; always possible.
     """
     now = rates.get(present, 0.0)
     if now <= rates[baseline]:
         present, now = baseline, rates[baseline]
-    # Of equal ones the first.
+    # Ties go to the first.
     best = max(rates, key=lambda name: rates[name] / (TRIED if name in tried else UNTRIED))
     margin = TRIED if best in tried else UNTRIED
     return best if rates[best] >= margin * now and rates[best] > now else present

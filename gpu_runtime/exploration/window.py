@@ -1,4 +1,4 @@
-"""A forecast of how many drafts the next training window holds. Times are arguments."""
+"""A forecast of how many drafts fit the next training window. Times are arguments."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _MEMORY = 5
-"""Iterations on which an estimate rests."""
+"""Iterations that an estimate covers."""
 
 HEADROOM = 1.5
 """Ratio of the drafts planned for a window to those that it is predicted to hold."""
 
 
 class WindowForecast:
-    """Medians over the last iterations of a training window's length and of a draft's cost."""
+    """Medians, over the last iterations, of a training window's length and of a draft's cost."""
 
     def __init__(self) -> None:
         self._train_s: list[float] = []
@@ -30,7 +30,7 @@ class WindowForecast:
             self._draft_s = [*self._draft_s, lease_s / full_drafts][-_MEMORY:]
 
     def budget(self, devices: int) -> float | None:
-        """Return the number of full drafts that the next window holds; None while nothing is known."""
+        """Return the number of full drafts that fit the next window; None until measured."""
         if devices == 0:
             return 0.0
         if not self._train_s or not self._draft_s:
@@ -38,10 +38,10 @@ class WindowForecast:
         return statistics.median(self._train_s) * devices / statistics.median(self._draft_s)
 
     def fits(self, elapsed_s: float, full_drafts: float) -> bool:
-        """Return True if drafts begun now, in sequence on one device, end within a window like the last.
+        """Return True if drafts started now, in sequence on one device, end within a window like the last.
 
-        True while nothing is known. The longest of the windows counts: an unused draft costs only
-        energy, an idle device costs drafts.
+        True until measured. The longest window counts: an unused draft costs only energy, an idle
+        device costs drafts.
 
         Args:
             elapsed_s: time since the window opened.
@@ -60,12 +60,12 @@ class WindowForecast:
 
 
 class DraftGate:
-    """A gate for batches of drafts in a window: a device may begin one that can end in it.
+    """A gate for batches of drafts: a device may begin one that can end in the window.
 
-    A device's first batch is always tried: its duration is how a wrong forecast is corrected.
+    A device's first batch is always tried: its duration corrects a wrong forecast.
 
     Args:
-        fits: function of elapsed seconds and full drafts: True if these may begin (`WindowForecast.fits`).
+        fits: returns whether drafts may begin, given elapsed seconds and full drafts (`WindowForecast.fits`).
     """
 
     def __init__(self, fits: Callable[[float, float], bool]) -> None:

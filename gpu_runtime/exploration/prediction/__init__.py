@@ -1,1 +1,1 @@
-"""Predictions of the scores of further drafts, and of the gain expected from them."""
+"""Predictions of future drafts' scores, and of the gain expected from them."""

@@ -1,7 +1,7 @@
-"""The contrast that prompt groups have, and would have if they were chosen, from scores seen so far.
+"""The contrast of random prompt groups, and of chosen ones, predicted from the scores so far.
 
-Scores of random prompts are drawn from the planner's model of scores (`score_model`), and the exact selection
-is run on them. All prompts get equally many drafts, so the planner's better aim is not credited.
+Scores of random prompts are drawn from the planner's score model (`score_model`), and the exact selection
+runs on them. All prompts get equally many drafts, so the planner's better aim is not credited.
 
 Shapes: R random prompts, N drafts of each.
 """
@@ -17,31 +17,31 @@ from gpu_runtime.exploration.prediction.score_model import ScoreModel
 from gpu_runtime.exploration.signal_rate import Contrast
 
 _PROMPTS = 1024
-"""Random prompts that contrast is averaged over."""
+"""Random prompts over which contrast is averaged."""
 
 _MOST_CANDIDATES = 96
-"""Most candidates of a prompt that are drawn; further ones hardly add contrast."""
+"""Most candidates drawn per prompt; more hardly add contrast."""
 
 _MOST_GROUPS = 256
-"""Most prompts that the model is fitted to."""
+"""Most prompts to which the model is fitted."""
 
 _EQUAL = 1e-8
 """Largest deviation of a group without contrast."""
 
 
 class ExpectedContrast:
-    """The contrast of groups by the drafts of an iteration.
+    """The contrast of groups as a function of an iteration's drafts.
 
     Args:
         scores: scores of random samples, prompt by prompt; at least one.
         group_size: samples of a group, G.
-        prompts: prompt groups that are trained on, P.
-        explored: prompt groups that they are chosen from; at least P.
+        prompts: prompt groups to train on, P.
+        explored: prompt groups to choose them from; at least P.
         candidates: most drafts of a prompt, N; at least G.
         key: numbers that seed the random scores.
 
     Attributes:
-        random: contrast of groups that nothing chose.
+        random: contrast of unchosen groups.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class ExpectedContrast:
         most = max(group_size, min(candidates, _MOST_CANDIDATES))
         model = ScoreModel([np.zeros(0)], [((), 0.0)], list(scores)[-_MOST_GROUPS:])
         drawn_RN = model.draws(*random_outcomes(key, _PROMPTS, most))[0]
-        # Outcomes come by rising success; shuffled, any of them are random prompts.
-        if explored > _PROMPTS:  # so many that only the share of the best counts
+        # Outcomes are sorted by success; after a shuffle, any subset is a set of random prompts.
+        if explored > _PROMPTS:  # so many that only the share of the best matters
             prompts, explored = max(1, round(prompts / explored * _PROMPTS)), _PROMPTS
         whole = _PROMPTS // explored * explored
         drawn_RN = drawn_RN[np.random.Generator(np.random.Philox(list(key))).permutation(_PROMPTS)[:whole]]
@@ -68,20 +68,20 @@ class ExpectedContrast:
             _contrast(_best(best_spread(drawn_RN[:, :total], group_size), prompts, explored))
             for total in totals
         ]
-        # With less than a group of each prompt there is nothing to choose from.
+        # With less than a group per prompt there is nothing to choose.
         self._drafts = np.array([0, *totals[:1] - 1, *totals], dtype=float)
         self._live = np.array([self.random.live] * 2 + [each.live for each in found])
         self._deviation = np.array([self.random.deviation] * 2 + [each.deviation for each in found])
 
     def chosen(self, drafts: float) -> Contrast:
-        """Return the contrast of the groups chosen from so many drafts of an iteration, linear between."""
+        """Return the contrast of the groups chosen from this many drafts, interpolated linearly."""
         each = drafts / self._explored
         live, deviation = (np.interp(each, self._drafts, values) for values in (self._live, self._deviation))
         return Contrast(float(live), float(deviation))
 
 
 def _best(spread_R: np.ndarray, prompts: int, explored: int) -> np.ndarray:
-    """Return the variances of the `prompts` best groups of every `explored` ones."""
+    """Return the variances of the best `prompts` groups in every `explored`."""
     ranked = np.sort(spread_R.reshape(-1, explored), axis=1)
     return ranked[:, explored - prompts :].ravel()
 

@@ -1,9 +1,9 @@
-"""The expected gain of further drafts of each prompt: the exact selection on random outcomes.
+"""The expected gain from further drafts of each prompt: exact selection on random outcomes.
 
-The value of a prompt with m drafts is the expected spread of its best group, over random outcomes of the
-drafts that are not judged yet. One draft may gain nothing where ten gain much (before a group is complete, or
-where successes are rare), so values are computed up to the last candidate, and gains are read off the
-smallest concave curve above them.
+The value of a prompt with m drafts is the expected spread of its best group over random outcomes of the
+drafts not judged yet. One draft may gain nothing where ten gain much (before a group is complete, or if
+successes are rare), so values are computed up to the last candidate, and gains are read off the smallest
+concave curve above them.
 
 Shapes: P prompts, R random outcomes, M totals of drafts, N candidates.
 """
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 
 _OUTCOMES = 16384
-"""Random outcomes of all prompts together."""
+"""Random outcomes for all prompts together."""
 
 _FEWEST, _MOST = 16, 64
 """Limits of the number of a prompt's random outcomes."""
 
 _AHEAD = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-"""Totals of drafts whose value is computed, as parts of the way from a group to all candidates."""
+"""Draft totals at which values are computed, as fractions of the way from a group to all candidates."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments of the concave curves, by falling rate; at equal rates the earlier prompt's come first.
+    """Segments of the concave curves, by falling rate; ties go to the earlier prompt.
 
     Attributes:
         prompt: index of the prompt, integers.
@@ -41,15 +41,14 @@ class Segments:
 
 
 class ValueCurves:
-    """The expected spread of each prompt's best group, by how many drafts it has.
+    """The expected spread of each prompt's best group, as a function of its number of drafts.
 
     Args:
-        draws: function for scores of drafts to come, such as `ScoreModel.draws`.
+        draws: draws scores of future drafts, such as `ScoreModel.draws`.
         judged: each prompt's scores so far.
         group_size: seeds to keep, G.
         candidates: most drafts per prompt, N.
-        key: numbers that seed the random outcomes; all prompts share them, so that none is preferred by
-            chance.
+        key: numbers that seed the random outcomes, which all prompts share, so chance prefers none.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class ValueCurves:
                 self._now[alike] = best_spread(scores, group_size)
         self._found = [np.zeros(found.shape[:2]) for _ in self._totals]
         for spread, total in zip(self._found, self._totals, strict=True):
-            # Totals that a prompt has passed are not used.
+            # Totals that a prompt has already passed are unused.
             ahead = np.flatnonzero(self._known < total)
             spread[ahead] = best_spread(found[ahead, :, :total], group_size)
 
@@ -90,15 +89,15 @@ class ValueCurves:
 
         Args:
             issued: drafts of each prompt so far, judged or under way, at most N, (P,).
-            bars: spread that each prompt has to exceed to count, (P,).
+            bars: spread that each prompt must exceed to count, (P,).
         """
         totals, known = self._totals, self._known
         values = np.stack([np.maximum(found, bars[:, None]).mean(axis=1) for found in self._found], axis=1)
-        # Without a whole group the choice between prompts is made before the scores are seen.
+        # Without a whole group, prompts are chosen before their scores are known.
         blind = np.maximum(self._found[0].mean(axis=1), bars)
         rows, later = np.arange(len(issued)), np.searchsorted(totals, issued)
         earlier = np.maximum(later - 1, 0)
-        # Between two totals the value is taken to be linear, beginning at the known one.
+        # Interpolate values linearly between totals, starting at the known one.
         passed = (totals[earlier] <= known) & (known >= self._group)
         left = np.where(passed, known, totals[earlier])
         height = np.where(passed, np.maximum(self._now, bars), values[rows, earlier])
@@ -109,18 +108,18 @@ class ValueCurves:
 
 
 def best_spread(scores: np.ndarray, size: int) -> np.ndarray:
-    """Return the largest variance of `size` scores along the last axis, which has at least as many.
+    """Return the largest variance of `size` scores along the last axis, which holds at least `size`.
 
     Args:
-        scores: scores of candidates, shape (..., candidates).
-        size: size of the group to choose from them.
+        scores: scores of candidates, (..., candidates).
+        size: size of the group to choose.
     """
     # The best group is a prefix and a suffix of the sorted scores: see `selection`.
     ordered = np.sort(scores, axis=-1)
     ordered -= ordered.mean(axis=-1, keepdims=True)
     low = np.ascontiguousarray(np.moveaxis(ordered[..., :size], -1, 0))
     high = np.ascontiguousarray(np.moveaxis(ordered[..., -size:], -1, 0))
-    # From the G highest to the G lowest, one exchanged at a time.
+    # From the G highest to the G lowest, exchanging one at a time.
     total, squares = high.sum(axis=0), (high**2).sum(axis=0)
     best = _spread(total, squares, size)
     for taken, given in zip(low, high, strict=True):
@@ -131,12 +130,12 @@ def best_spread(scores: np.ndarray, size: int) -> np.ndarray:
 
 
 def _spread(total: np.ndarray, squares: np.ndarray, size: int) -> np.ndarray:
-    """Return the variance of `size` scores, from their sum and the sum of their squares."""
+    """Return the variance of `size` scores, given their sum and sum of squares."""
     return squares / size - (total / size) ** 2
 
 
 def totals_ahead(group: int, candidates: int) -> np.ndarray:
-    """Return the totals of a prompt's drafts whose value is computed, ascending from a group's size."""
+    """Return the draft totals at which a prompt's value is computed, ascending from a group's size."""
     ahead = max(0, candidates - group)
     return np.unique(np.round([group + part * ahead for part in _AHEAD]).astype(int))
 
@@ -146,8 +145,8 @@ def random_outcomes(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return `ScoreModel.draws`'s arguments: R ascending uniforms; a logit and a uniform per draft.
 
-    Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube), which
-    leaves little of its success rate to chance.
+    Each draft's R numbers come from R equal strata, in random order (a Latin hypercube), which leaves
+    little of its success rate to chance.
 
     Args:
         outcomes: number R of outcomes.

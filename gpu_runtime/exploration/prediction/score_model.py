@@ -2,20 +2,20 @@
 
 The model is an ordinal regression with a location and a scale for each prompt (McCullagh, Regression models
 for ordinal data, 1980). A score is a monotone function g of a latent number z, which is logistic with the
-prompt's location m and scale s. g is read off the scores of all prompts together: it maps the standard
-logistic distribution to theirs. A value that occurs again and again is an atom, so that 0 and 1 stay 0 and 1;
-between other values g is linear, and beyond the extremes it continues with their slope, so that a further
-draft may be better than any before. Such a model needs no unit, and outliers do not move it; but where
-prompts differ, it mistakes equal noise for unequal, as g is steep where few scores lie. So scores without
-atoms are fitted with a linear g too, and the g that explains them better is used.
+prompt's location m and scale s. g comes from the scores of all prompts together: it maps the standard
+logistic distribution to theirs. A value that recurs often is an atom, so 0 and 1 stay 0 and 1. Between other
+values g is linear, and beyond the extremes it continues with the same slope, so a new draft may beat all
+earlier ones. Such a model needs no unit, and outliers do not move it; but if prompts differ, it mistakes
+equal noise for unequal, because g is steep where scores are few. So scores without atoms are also fitted
+with a linear g, and the g that explains them better is used.
 
-The prior of (m, s) is shared by the prompts and estimated from them: weights on a grid, by expectation
-maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), with a smooth start that counts
-as one prompt. So the data determine how alike prompts are, in success rate and in noise. A few drafts of each
-prompt differ in noise by chance. Where scores are graded, the weights of the scales are therefore averaged
+All prompts share the prior of (m, s), which is estimated from them: weights on a grid, by expectation
+maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), from a smooth start with the
+weight of one prompt. So the data determine how alike prompts are, in success rate and in noise. With few
+drafts, prompts differ in noise by chance. If scores are graded, the scales' weights are therefore averaged
 over three hypotheses, by how well each explains the scores (Bayesian model averaging; Hoeting et al., 1999):
-one scale for all prompts, all scales equally likely, and the estimated weights. Where continuous scores
-predict each other better than that, as those with two modes do, drafts come from an urn (`score_urn`).
+one scale for all prompts, all scales equally likely, and the estimated weights. If continuous scores predict
+each other better than this model, as bimodal ones do, drafts come from an urn (`score_urn`).
 
 Shapes: P prompts, S scales and M locations of the grid, K = S * M its points, B bins of scores (one per
 value, or equal shares of all scores), C hypotheses, R random outcomes, N drafts.
@@ -31,25 +31,25 @@ import numpy as np
 from gpu_runtime.exploration.prediction.score_urn import ScoreUrn, best_width, bin_probabilities
 
 _SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
-"""Scales of the grid, relative to that of all scores; variances are a factor of 2 apart."""
+"""Scales of the grid, relative to the scale of all scores; variances are a factor of 2 apart."""
 
 _LOCATIONS = np.linspace(-6.0, 6.0, 31)
 """Locations of the grid; those of all scores have mean 0 and deviation 1.8."""
 
 _PRIOR_PROMPTS = 1.0
-"""Prompts that the prior's smooth start counts as; with more, equally rare successes look unequal."""
+"""Weight of the prior's smooth start, in prompts; above it, equally rare successes look unequal."""
 
 _MOST_FOR_PRIOR = 256
-"""Most prompts from which the prior is estimated, which is plenty."""
+"""Most prompts that the prior is estimated from; more are not needed."""
 
 _EM_ITERATIONS = 40
-"""Iterations of expectation maximisation; few keep the prior smooth where the scores tell little."""
+"""Iterations of expectation maximisation; few keep the prior smooth where scores say little."""
 
 _MOST_BINS = 64
-"""Most values that the likelihood tells apart; more are merged by rank."""
+"""Most values that the likelihood distinguishes; more are merged by rank."""
 
 _FEW_VALUES = 5
-"""Most distinct values that are always a discrete scale."""
+"""Most distinct values that always form a discrete scale."""
 
 _RARE_TIES = 4.0
 """Mean count above which more values are a discrete scale too; else only a value that is so many times
@@ -59,8 +59,8 @@ _UNSEEN = 0.5
 """Weight, in drafts, of failure and of success where few values, and not these, were seen so far."""
 
 _PENALTY_OF_RANKS = 20.0
-"""Nats by which a g read off the scores has to explain them better than a linear one, as it was fitted
-to them. This and the next one were chosen on tables that `benchmarks.exploration.allocation`
+"""Nats by which a g read off the scores must explain them better than a linear one, because it was fitted
+to them. This and the next constant were chosen on tables that `benchmarks.exploration.allocation`
 does not report."""
 
 _PENALTY_OF_WEIGHTS = 8.0
@@ -70,20 +70,20 @@ _DEVIATION = 1.8
 """Standard deviation of the standard logistic distribution."""
 
 _EDGE = 10.0
-"""Largest absolute value of a latent number; those beyond are cut off."""
+"""Largest absolute latent number; larger ones are clipped."""
 
 _CELLS = 32
 """Entries of g's table per latent unit."""
 
 _QUANTUM = 2.0**-20
-"""Unit of log-likelihoods: sums of its multiples are exact, in whatever order a library adds them."""
+"""Unit of log-likelihoods: sums of its multiples are exact in any order of addition."""
 
 _WEIGHT_QUANTUM = 2.0**-6
 """Unit of the weights of past scores, for the same reason."""
 
 _GRID_S, _GRID_M = (grid.ravel() for grid in np.meshgrid(_SCALES, _LOCATIONS, indexing="ij"))
-# In the smooth start, the locations of every scale are spread so that all prompts together have the deviation
-# of the standard logistic distribution: prompts that hardly vary differ much from each other.
+# In the smooth start, each scale's locations spread so that all prompts together have the deviation of the
+# standard logistic distribution: prompts that hardly vary differ much from each other.
 _SPREAD = np.maximum(_DEVIATION * np.sqrt(np.maximum(1 - _GRID_S**2, 0.0)), 0.3)
 _START = np.exp(-0.5 * (_GRID_M / _SPREAD) ** 2)
 _START /= _START.reshape(len(_SCALES), -1).sum(axis=1).repeat(len(_LOCATIONS)) * len(_SCALES)
@@ -97,7 +97,7 @@ class PastScores:
     """The scores of earlier iterations.
 
     Attributes:
-        own: a prompt's past scores and the weight of each, in drafts of today, by prompt.
+        own: a prompt's past scores and the weight of each, in current drafts, by prompt.
         others: scores of other prompts, prompt by prompt; they show how prompts differ.
     """
 
@@ -110,7 +110,7 @@ class ScoreModel:
 
     Args:
         judged: each prompt's scores so far, P of them.
-        own: each prompt's past scores and the weight of each of them, P of them.
+        own: each prompt's past scores and their weights, P of them.
     """
 
     def __init__(
@@ -140,14 +140,14 @@ class ScoreModel:
         self._posterior_PK, self._table = posterior_PK[: len(judged)], scale.table
 
     def draws(self, uniforms_R: np.ndarray, logits_RN: np.ndarray, picks_RN: np.ndarray) -> np.ndarray:
-        """Return scores of drafts to come: each random outcome has one location and scale, and then drafts.
+        """Return scores of future drafts; each random outcome fixes one location and scale for its drafts.
 
-        So a draft that fails makes the next ones of the same outcome less likely to succeed.
+        So a failed draft makes later ones of the same outcome less likely to succeed.
 
         Args:
-            uniforms_R: numbers in [0, 1), ascending; they choose the location and scale.
+            uniforms_R: ascending numbers in [0, 1) that choose the location and scale.
             logits_RN: standard logistic numbers, one per draft; N is at least a prompt's judged drafts.
-            picks_RN: numbers in [0, 1), one per draft; where scores repeat, they choose which.
+            picks_RN: numbers in [0, 1), one per draft; if scores repeat, they choose which.
 
         Returns:
             (P, R, N): for a prompt with n judged drafts, only the scores from the n + 1st on count.
@@ -188,14 +188,14 @@ class _Scale:
 
 @dataclass(frozen=True)
 class _Scores:
-    """The scores of P prompts and then of other ones, all together.
+    """The scores of P prompts, followed by those of other prompts.
 
     Attributes:
-        values, counts: distinct scores, ascending, and how often each occurs.
-        weight_of_values: weight of each distinct score, past scores by their weight.
+        values, counts: ascending distinct scores, and how often each occurs.
+        weight_of_values: weight of each distinct score; past scores have their own.
         bins: bin of each distinct score.
         weight_PB: weight of each prompt's scores in each bin.
-        drafts_PB: number of these scores that count as a draft.
+        drafts_PB: number of these scores that are current drafts.
         mean, variance: mean and variance of all scores.
     """
 
@@ -215,7 +215,7 @@ def _together(
     weights_P: np.ndarray,
     others: Sequence[Sequence[float]],
 ) -> _Scores:
-    """Put all scores together; arguments as in `ScoreModel`, with past scores and weights separate."""
+    """Combine all scores; arguments as in `ScoreModel`, with past scores and weights separate."""
     prompts, further = len(judged), len(others)
     groups = [*judged, *past, *others]
     sizes = [len(group) for group in groups]
@@ -247,7 +247,7 @@ def _together(
 
 def _urn_width(seen: _Scores, scale: _Scale, posterior_PK: np.ndarray) -> float | None:
     sample = slice(None, None, -(-len(posterior_PK) // _MOST_FOR_PRIOR))
-    # The posterior without one score of a bin is the posterior with it, over the bin's probability.
+    # The posterior without one score of a bin is the posterior with it, divided by the bin's probability.
     model_PB = 1 / np.einsum("pk,bk->pb", posterior_PK[sample], np.exp(-scale.logs_BK))
     centres_B = np.bincount(seen.bins, scale.latents(seen.values)) / np.bincount(seen.bins)
     return best_width(
@@ -261,8 +261,8 @@ def _urn_width(seen: _Scores, scale: _Scale, posterior_PK: np.ndarray) -> float 
 def _distinct(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return at least two distinct values, each score's index among them, and how often each occurs.
 
-    Where few distinct values were seen, others stay possible: failure and success, 0 and 1, if all scores
-    lie between them.
+    With few distinct values, others stay possible: failure and success, 0 and 1, if all scores lie
+    between them.
     """
     unseen = np.zeros(0)
     seen = np.unique(scores)
@@ -284,7 +284,7 @@ def _atoms(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return a mask of the distinct values that are atoms."""
     often = counts.sum() / len(values)
     few = len(values) <= _FEW_VALUES or often > _RARE_TIES
-    # Among many values an occasional tie is chance or rounding.
+    # Among many values, an occasional tie is chance or rounding.
     return (counts != 1) if few else counts > _RARE_TIES * often
 
 
@@ -298,7 +298,7 @@ def _ranked_table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> 
     share = counts / counts.sum()
     lower = np.concatenate([[0.0], upper[:-1]])
     atom = _atoms(values, counts)
-    # g is level over an atom's interval, and passes a value seen once in the middle of its interval.
+    # g is flat over an atom's interval, and reaches a value seen once in the middle of its interval.
     ends = np.stack(
         [np.where(atom, lower, upper - share / 2), np.where(atom, upper, upper - share / 2)], axis=1
     )
@@ -323,7 +323,7 @@ def _bins(upper: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _ranked(values: np.ndarray, counts: np.ndarray, bins: np.ndarray) -> _Scale:
-    """Return the g that is read off the ranks of all scores."""
+    """Return the g given by the ranks of all scores."""
     upper = np.cumsum(counts) / counts.sum()
     edges = _logit(upper[np.flatnonzero(np.diff(bins))])
     return _Scale(_ranked_table(values, counts, upper), edges, _logs(edges))
@@ -338,7 +338,7 @@ def _linear(values: np.ndarray, bins: np.ndarray, mean: float, variance: float) 
 
 
 def _logs(edges: np.ndarray) -> np.ndarray:
-    """Return logarithms of the probabilities of the B bins between B - 1 latent numbers, (B, K)."""
+    """Return log-probabilities of the B bins between B - 1 latent numbers, (B, K)."""
     logs = np.log(bin_probabilities(edges, _GRID_M, _GRID_S))
     return np.round(logs / _QUANTUM) * _QUANTUM
 
@@ -348,7 +348,7 @@ def _posterior(logs_PK: np.ndarray, graded: bool) -> tuple[np.ndarray, float]:
 
     Args:
         logs_PK: log-likelihoods of the prompts' scores.
-        graded: True if there are more values than failure and success, so that scores tell noise from level.
+        graded: True if scores take other values than failure and success, which separates noise from level.
 
     Returns:
         The probabilities, and the logarithm of the evidence.
@@ -357,7 +357,7 @@ def _posterior(logs_PK: np.ndarray, graded: bool) -> tuple[np.ndarray, float]:
     likelihood = np.exp(logs_PK - highest_P)
     sample = likelihood[:: -(-len(likelihood) // _MOST_FOR_PRIOR)]
     prior = _START
-    # einsum adds in a fixed order, which does not depend on the number of threads.
+    # einsum adds in a fixed order, whatever the number of threads.
     for _ in range(_EM_ITERATIONS):
         evidence = np.einsum("pk,k->p", sample, prior)
         expected = prior * np.einsum("pk,p->k", sample, 1 / evidence)
@@ -370,14 +370,14 @@ def _posterior(logs_PK: np.ndarray, graded: bool) -> tuple[np.ndarray, float]:
 
 
 def _averaged_over_scales(likelihood_PK: np.ndarray, prior_K: np.ndarray) -> np.ndarray:
-    """Return the prior with its scales' weights averaged over the hypotheses; each keeps its locations."""
+    """Return the prior with scales' weights averaged over the hypotheses; each scale keeps its locations."""
     prior_SM = prior_K.reshape(len(_SCALES), -1)
     weights_S = prior_SM.sum(axis=1)
     located_SM = prior_SM / weights_S[:, None]
     likelihood_PSM = likelihood_PK.reshape(len(likelihood_PK), *located_SM.shape)
     likelihood_PS = np.einsum("psm,sm->ps", likelihood_PSM, located_SM)
     hypotheses_CS = np.vstack([_SCALE_HYPOTHESES_CS, weights_S])
-    with np.errstate(divide="ignore"):  # scores may be impossible under one
+    with np.errstate(divide="ignore"):  # a hypothesis may rule scores out
         logs_C = np.log(np.einsum("ps,cs->pc", likelihood_PS, hypotheses_CS)).sum(axis=0) + _LOG_HYPOTHESES_C
     chances_C = np.exp(logs_C - logs_C.max())
     averaged_S = np.einsum("c,cs->s", chances_C / chances_C.sum(), hypotheses_CS)

@@ -1,12 +1,12 @@
-"""Scores that repeat: a prompt's next draft may score like one of its earlier drafts, or like any prompt's.
+"""Repeating scores: a prompt's next draft may score like one of its earlier drafts, or like any prompt's.
 
-A location and a scale of each prompt (`score_model`) describe scores with one mode. Where images succeed or
-fail on a graded scale, a prompt has two modes, which that model takes for wide noise; and if a prompt has
-shown one of them, the model expects no other. There the next draft is drawn from an urn (Blackwell and
-MacQueen, Ferguson distributions via Pólya urn schemes, 1973): it repeats one of the prompt's n drafts so far,
-counting past ones by their weights, with probability n / (n + 2); else it comes from the model or from the
-scores of all prompts, equally likely. Repeated scores get a little noise. The scores decide whether
-the urn is used: each is predicted from the others (Geisser, The predictive sample reuse method, 1975).
+A location and a scale per prompt (`score_model`) describe scores with one mode. If images succeed or fail on
+a graded scale, a prompt has two modes, which that model takes for wide noise; and once a prompt has shown
+one of them, the model does not expect the other. Then the next draft comes from an urn (Blackwell and
+MacQueen, Ferguson distributions via Pólya urn schemes, 1973): with probability n / (n + 2) it repeats one of
+the prompt's n drafts so far, with past ones counted by their weights; otherwise it comes from the model or
+from the scores of all prompts, equally likely. Repeated scores get a little noise. The scores decide whether
+to use the urn: each is predicted from the others (Geisser, The predictive sample reuse method, 1975).
 
 All numbers are latent numbers of `score_model`.
 
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 
 _WIDTHS = (0.125, 0.25, 0.5)
-"""Scales of the logistic noise added to repeated drafts; that of all scores is 1."""
+"""Scales of the logistic noise added to repeated drafts; all scores together have scale 1."""
 
 _OF_MODEL, _OF_ALL = 1.0, 1.0
 """Weights, in drafts, of the model and of all prompts' scores."""
 
 _PENALTY = 8.0
-"""Nats by which the urn has to explain the scores better than the model alone."""
+"""Nats by which the urn must explain the scores better than the model alone."""
 
 
 def bin_probabilities(edges: np.ndarray, locations: np.ndarray, scales: np.ndarray | float) -> np.ndarray:
@@ -47,13 +47,13 @@ def best_width(
     model_PB: np.ndarray,
     noise_BB: Callable[[float], np.ndarray],
 ) -> float | None:
-    """Return the noise of repeated drafts that explains the scores best; None where the model does.
+    """Return the noise of repeated drafts that explains the scores best; None if the model alone does.
 
     Args:
-        whole_PB: number of each prompt's scores in each bin that count as a draft. These are predicted.
-        counted_PB: weight of all its scores there, past ones included; at least `whole_PB`.
-        model_PB: probability of a bin by the model, from the prompt's scores without one in that bin.
-        noise_BB: for a width, probability of a bin (row) for the repetition of a score in a bin (column).
+        whole_PB: number of each prompt's current drafts in each bin. These are predicted.
+        counted_PB: weight of all its scores there, including past ones; at least `whole_PB`.
+        model_PB: the model's probability of a bin, from the prompt's scores without one in that bin.
+        noise_BB: for each width, the probability that a score in a bin (column) repeats in a bin (row).
     """
     weight = counted_PB.sum()
     if weight <= 1:
@@ -67,7 +67,7 @@ def best_width(
         own_PB = np.einsum("pb,cb->pc", counted_PB, noise) - itself_B
         all_B = (np.einsum("b,cb->c", counted_PB.sum(axis=0), noise) - itself_B) / (weight - 1)
         urn_PB = _OF_MODEL * model_PB + _OF_ALL * np.maximum(all_B, 0.0) + np.maximum(own_PB, 0.0)
-        # Where a bin has no score, there is nothing to predict.
+        # A bin without scores has nothing to predict.
         urn_PB = np.where(whole_PB > 0, urn_PB / np.maximum(_OF_MODEL + _OF_ALL + others_P, 1e-9), 1.0)
         gained = float((whole_PB * np.log(urn_PB)).sum() - by_model)
         if gained > gain:
@@ -96,13 +96,13 @@ class ScoreUrn:
     pool_weights: np.ndarray
 
     def draw(self, model_PRN: np.ndarray, logits_RN: np.ndarray, picks_RN: np.ndarray) -> np.ndarray:
-        """Return latent numbers of drafts to come: each may repeat those before it in the same outcome.
+        """Return latent numbers of future drafts: each may repeat earlier ones of the same outcome.
 
         Args:
-            model_PRN: draws of the model. For a prompt with n judged drafts, the first n stay as they are; N
-                is at least n.
+            model_PRN: the model's draws. For a prompt with n judged drafts, the first n stay unchanged; N is
+                at least n.
             logits_RN: standard logistic numbers, one per draft.
-            picks_RN: numbers in [0, 1), one per draft: from where it is drawn.
+            picks_RN: numbers in [0, 1), one per draft, that choose its source.
         """
         drawn, repeated = model_PRN.copy(), model_PRN.copy()
         past_PL = np.zeros((len(self.past), max([1, *map(len, self.past)])))

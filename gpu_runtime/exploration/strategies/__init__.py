@@ -1,1 +1,1 @@
-"""The strategies of exploration, a file each: when drafts are made, what is kept and what is trained on."""
+"""The exploration strategies, one file each: when to draft, what to keep and what to train on."""

@@ -1,26 +1,25 @@
-"""The strategy that follows `plain`, `stale` or `off_policy`: whichever has most signal per second.
+"""The strategy that follows `plain`, `stale` or `off_policy`, whichever has the most signal per second.
 
-Where spot devices may train (`runtime.trainer_workers`), `all_train` is one more choice: `plain`, with spot
-devices that train in the window instead of drafting.
+If spot devices may train (`runtime.trainer_workers`), `all_train` is a further choice: `plain`, with spot
+devices training in the window instead of drafting.
 
-A run begins as `off_policy` if its reward is graded, its objective takes samples of any age, and the drafts
-of its first window are likely to end with the training beside them. Every other run begins without
-exploration, on all devices that may train, as `exploration.strategy=plain` does; so does one whose devices
-are not counted yet.
-While it explores nothing, it trains on all prompt groups that it would have explored
-(`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them.
+A run begins as `off_policy` if its reward is graded, its objective accepts samples of any age, and the first
+window's drafts are likely to finish before training does. Every other run, and one whose devices have not
+been counted yet, begins without exploration on all devices that may train, like
+`exploration.strategy=plain`.
+Without exploration it trains on all prompt groups that it would have explored (`exploration.prompts`),
+otherwise on `algorithm.prompts_per_iteration` of them.
 
-After the first two iterations, and then every few ones, this strategy looks: from the scores and times so far
-it predicts the signal per second of each of them (`signal_rate`), and follows the best one from the next call
-of `ahead` on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring replaces
-what was assumed, so a worse one is given up at a later look; as drafts are under way by then, it takes effect
-one iteration after it. While there are none, `off_policy` takes effect at once: seeds that no window has
-drafted are drafted on all devices, in place of a rollout, if the number of drafts is set or windows were
-measured. What reserved devices take alone is measured while it explores; until then it follows from their
-shards.
+After the first two iterations, and then every few, this strategy looks: from the scores and times so far it
+predicts each strategy's signal per second (`signal_rate`) and follows the best one from the next call of
+`ahead`. A look is arithmetic on recorded figures. Measurements of a choice replace assumptions about it, so
+a later look drops a bad choice; drafts are then under way, so the change takes effect one iteration later.
+Without drafts under way, `off_policy` takes effect at once: all devices draft the seeds that no window has
+drafted, in place of a rollout, if the number of drafts is set or windows were measured. The time that
+reserved devices take alone is measured while the run explores; until then their shards predict it.
 
-Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
-whatever its own times are.
+Decisions are recorded before they take effect. A resumed or reproduced run repeats the recorded ones, even
+if its own times differ.
 """
 
 from __future__ import annotations
@@ -61,22 +60,22 @@ from storage.environment import AS_RECORDED
 from storage.errors import ConfigurationError
 
 FIRST_LOOKS, LOOK_EVERY = (1, 2), 5
-"""It looks after these iterations, and after those that the last number divides. The first iteration warms
-devices up, so the second one checks what it told."""
+"""It looks after these iterations, and after each multiple of the last. The first iteration warms devices
+up, so the second one checks its result."""
 
 TRAINED_AS_DRAFTS = 2
-"""Drafts that are assumed to take a device as long as training on a sample, until both are measured: 2.0 on
-this project's embedded model, 1.6 to 2.2 where public runs tell the times of their steps."""
+"""Drafts assumed to take a device as long as training on one sample, until both are measured: 2.0 on this
+project's embedded model, 1.6 to 2.2 in public runs that publish their steps' times."""
 
 _TAKES_ANY_AGE = ("nft", "awm", "dpo")
-"""Objectives without a ratio to the policy that drew the samples, whose clip range drafts might leave."""
+"""Objectives without a probability ratio, whose clip range stale drafts might leave."""
 
 _PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY = "plain", "all_train", "stale", "off_policy"
 _CHOICES = (_PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY)
 
 
 class Auto(Strategy):
-    """Follows one of the project's strategies, and changes it as measured scores and times say."""
+    """Follows one of the project's strategies, switching as measured scores and times suggest."""
 
     drafts_beside_training = True
     decides_by_times = True
@@ -84,7 +83,7 @@ class Auto(Strategy):
     def __init__(self) -> None:
         self._off_policy = OffPolicy()
         self._follow(_ALL_TRAIN)
-        self._decided = _ALL_TRAIN  # followed from the next call of `ahead` on
+        self._decided = _ALL_TRAIN  # followed from the next call of `ahead`
         self._decisions: dict[int, str] = {}
         self._measured = MeasuredIterations()
 
@@ -94,31 +93,31 @@ class Auto(Strategy):
         return self._following == _ALL_TRAIN
 
     def used_beside_training(self, runtime: RuntimeConfig) -> float:
-        """Return the number for what it follows; infinity until the first looks have been made."""
+        """Return the number for the strategy it follows; infinity until the first looks."""
         if self._strategy.drafts or FIRST_LOOKS[-1] not in self._decisions:
             return math.inf
         return float(runtime.spot_trainers) if self.spot_trains else 0.0
 
     def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
-        """Return those that it would have explored; before a first window of drafts as `off_policy` does."""
+        """Return those that it would have explored; before the first window of drafts, like `off_policy`."""
         before_drafts = iteration == 1 and self._first == _OFF_POLICY
         return super().undrafted_groups(iteration, config) if before_drafts else config.prompts_explored
 
     def start(self, config: RunConfig) -> None:
-        """Decide what to begin with, which is recorded as the decision after iteration 0."""
+        """Decide the first strategy, recorded as the decision after iteration 0."""
         self._decisions[0] = _OFF_POLICY if _drafts_at_once(config) else _ALL_TRAIN
 
     def check(self, config: RunConfig) -> None:
-        """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""
+        """Refuse settings that leave nothing to choose from; without a free device, seeds are plain."""
         refuse_too_few_drafts(config.exploration, config.algorithm)
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
-        """Follow what was decided last; None without drafts, so that this iteration may still decide."""
+        """Follow the last decision; None without drafts, so this iteration may still decide."""
         self._follow_decided()
         return self._strategy.ahead(iteration, drafting) if self._strategy.drafts else None
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Follow what was decided last; drafts to train on that no window has made are made now."""
+        """Follow the last decision; drafts to train on that no window made are made now."""
         if iteration == 1:
             self._decided = self._first
         self._follow_decided()
@@ -127,13 +126,13 @@ class Auto(Strategy):
         return self._strategy.before_rollout(iteration, drafting)
 
     def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Draft as much as the window should have held: refused drafts are stale ones."""
+        """Draft as much as the window should have held, as `stale` does: only its drafts are refused."""
         return STALE.redraft(iteration, drafting)
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
-        """Let the guard of `off_policy` look at drafts trained on, and decide where a look is due."""
+        """Let `off_policy`'s guard check drafts trained on, and decide if a look is due."""
         notes: tuple[Note, ...] = ()
-        if evidence.figures is not None:  # drafts are also used after `off_policy` was left
+        if evidence.figures is not None:  # drafts are still used just after leaving `off_policy`
             notes = self._off_policy.after_training(iteration, evidence)
             self._follow(self._following)
             self._decided = self._allowed(self._decided)
@@ -145,7 +144,7 @@ class Auto(Strategy):
         return notes
 
     def decisions(self) -> Mapping[int, str]:
-        """Return the strategy to begin with, and that of each look, recorded ones to come included."""
+        """Return the first strategy and that of each look, including recorded ones still to come."""
         return dict(self._decisions)
 
     def repeat(self, decisions: Mapping[int, str], settings: ExplorationConfig) -> None:
@@ -154,16 +153,16 @@ class Auto(Strategy):
         for iteration, name in decisions.items():
             if name not in _CHOICES:
                 raise ConfigurationError(
-                    f"the record decides on {name!r} after iteration {iteration}; exploration.strategy=auto "
-                    f"follows {', '.join(_CHOICES)} only: use the version of Spotlight that made the record"
+                    f"the record chose {name!r} after iteration {iteration}, but exploration.strategy=auto "
+                    f"only follows {', '.join(_CHOICES)}: use the version of Spotlight that made the record"
                 )
             if name == _OFF_POLICY and cheaper:
                 raise ConfigurationError(
-                    f"the record decides on {name} after iteration {iteration}, which trains on its drafts, "
+                    f"the record chose {name} after iteration {iteration}, which trains on its drafts, "
                     f"but exploration.fidelities is {list(settings.fidelities)}: a cheaper draft "
-                    "is not a sample of the policy; leave fidelities out, or set another exploration.strategy"
+                    "is not a sample of the policy; remove fidelities, or set another exploration.strategy"
                 )
-        if decisions:  # a new run has none, and keeps what it begins with
+        if decisions:  # a new run has none, and keeps its first strategy
             self._decisions = dict(decisions)
 
     def state(self) -> dict[str, Any]:
@@ -184,7 +183,7 @@ class Auto(Strategy):
 
     @property
     def _first(self) -> str:
-        """The strategy to begin with; a record without it is of a run that began without drafts."""
+        """The first strategy; a record without it comes from a run that began without drafts."""
         return self._decisions.get(0, _ALL_TRAIN)
 
     def _follow_decided(self) -> None:
@@ -199,11 +198,11 @@ class Auto(Strategy):
         self.trains_on_drafts = self._strategy.trains_on_drafts
 
     def _allowed(self, name: str) -> str:
-        """Return the strategy, or `stale` for `off_policy` once its guard has given it up."""
+        """Return the strategy, or `stale` for `off_policy` once its guard has stopped it."""
         return _STALE if name == _OFF_POLICY and not self._off_policy.trains_on_drafts else name
 
     def _look(self, iteration: int, config: RunConfig) -> str:
-        """Decide which strategy to follow; return it and the reason, in words."""
+        """Decide which strategy to follow; return it and the reason as text."""
         if iteration in self._decisions:
             self._decided = self._allowed(self._decisions[iteration])
             return f"{self._decided} from here on, {AS_RECORDED}"
@@ -216,15 +215,15 @@ class Auto(Strategy):
     def _choice(self, present: str, iteration: int, config: RunConfig) -> tuple[str, str]:
         times, scores = self._measured.times(), self._measured.scores
         if times is None or not scores:
-            return present, "no iteration has trained on samples yet, so nothing can be compared"
+            return present, "no iteration has trained on samples yet, so there is nothing to compare"
         if times.drafters == 0:
             return _ALL_TRAIN if config.runtime.spot_trainers else _PLAIN, (
-                "no device is free to draft while others train; one that does not train could "
+                "no device is free to draft while others train; add one that does not train "
                 "(runtime.spot_workers, or runtime.reserved_workers above runtime.trainer_workers)"
             )
         predicted = self._predictions(scores, times, iteration, config)
         if not predicted[_PLAIN].rate:
-            return present, "no prompt group is expected to have differing scores"
+            return present, "no prompt group is expected to have different scores"
         tried = {_PLAIN}
         tried |= {_ALL_TRAIN} if times.spot_train_s is not None else set()
         tried |= {_STALE} if self._measured.rolled_drafts_out else set()
@@ -236,7 +235,7 @@ class Auto(Strategy):
     def _predictions(
         self, scores: list[list[float]], times: Times, iteration: int, config: RunConfig
     ) -> dict[str, Prediction]:
-        """Return the prediction of each strategy that can be followed; the simplest comes first."""
+        """Return the prediction for each possible strategy, the simplest first."""
         algorithm, settings = config.algorithm, config.exploration
         explored = config.prompts_explored
         everything = explored * settings.candidates
@@ -267,7 +266,7 @@ class Auto(Strategy):
             on_all = replace(times, train_s=on_all_s, beside_s=times.spot_beside_s)
             found[_ALL_TRAIN] = predict_plain(undrafted, on_all, random)
         found[_STALE] = predict_drafting(work, times, random, chosen, self._measured.holds)
-        # Cheaper drafts are no samples of the policy.
+        # Cheaper drafts are not samples of the policy.
         if self._off_policy.trains_on_drafts and settings.fidelities == (FULL,):
             on_drafts = predict_drafting(work, times, random, chosen)
             found[_OFF_POLICY] = on_drafts.with_gradients(self._measured.gradient_share)
@@ -275,7 +274,7 @@ class Auto(Strategy):
 
 
 def _drafts_at_once(config: RunConfig) -> bool:
-    """Return True if the drafts of a first window are likely worth training on, and hold nothing up."""
+    """Return True if the first window's drafts are likely worth training on and delay nothing."""
     algorithm, settings, runtime = config.algorithm, config.exploration, config.runtime
     drafters = runtime.least_workers - runtime.reserved_trainers
     takes_any = algorithm.objective in _TAKES_ANY_AGE and settings.fidelities == (FULL,)
@@ -292,7 +291,7 @@ def _reason(predicted: Mapping[str, Prediction], chosen: str) -> str:
     named = chosen if chosen != _PLAIN else max(drafting, key=lambda name: drafting[name].rate)
     best = predicted[named]
     return (
-        f"signal per second, in that of plain: {gains}. With about {best.drafts:.0f} drafts an iteration, "
+        f"signal per second relative to plain: {gains}. With about {best.drafts:.0f} drafts an iteration, "
         f"{named} would train on groups of which {best.contrast.live:.0%} have differing scores (plain: "
         f"{plain.contrast.live:.0%}), with a standard deviation of {best.contrast.deviation:.3f} (plain: "
         f"{plain.contrast.deviation:.3f}), in {best.iteration_s:.3g} s (plain: {plain.iteration_s:.3g} s)"

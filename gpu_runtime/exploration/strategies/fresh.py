@@ -1,4 +1,4 @@
-"""Drafts on the critical path: with the rollout's own weights, on all devices, just before it."""
+"""Drafts on the critical path: just before the rollout, with its own weights, on all devices."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class Fresh(Strategy):
 
 
 FRESH = Fresh()
-"""The one instance, for all runs: it has no state."""
+"""The only instance, shared by all runs: it has no state."""

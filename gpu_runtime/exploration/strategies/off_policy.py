@@ -1,7 +1,7 @@
-"""One-step off-policy: the chosen drafts are the training samples, until a guard finds that this hurts.
+"""One-step off-policy: the chosen drafts are the training samples, until a guard finds this harmful.
 
-Drafts are made as `stale` makes them, and are trained on as they are: only what they did not reach is
-rolled out. After every training the guard checks whether their age hurts; once it does, the run goes on as
+Drafts are made as in `stale` and trained on unchanged; only seeds without a draft are rolled out. After
+every training phase the guard checks whether the drafts' age hurts; once it does, the run continues as
 `stale`, which rolls the chosen seeds out with newer weights.
 """
 
@@ -22,26 +22,26 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
 _ITERATIONS = 3
-"""Iterations whose mean share of clipped steps is judged: one update's share rests on few samples."""
+"""Iterations over which the share of clipped steps is averaged: one update has too few samples."""
 
 _MOST_CLIPPED = 0.25
-"""Largest share of stale steps without a gradient. About half of those out of the clip range have one: their
-advantage pulls them back into it. So at a quarter, half of all steps are out of it."""
+"""Largest share of stale steps without a gradient. About half of those outside the clip range have one,
+because their advantage pulls them back. So at a quarter, half of all steps are outside."""
 
 _STANDARD_ERRORS = 3.0
-"""Standard errors by which a held-out score must have fallen below the best one before."""
+"""Standard errors by which a held-out score must fall below the best earlier one."""
 
 _LEAST_PROMPTS = 8
-"""Fewest held-out prompts whose standard error is trusted."""
+"""Fewest held-out prompts for a trusted standard error."""
 
 
 class OffPolicy(Stale):
-    """Drafts in the training window that are trained on, until the guard finds that this hurts."""
+    """Trains on drafts from the training window, until the guard finds this harmful."""
 
     def __init__(self) -> None:
         self.trains_on_drafts = True
         self._clipped: tuple[float, ...] = ()
-        self._since: int | None = 0  # first evaluation to compare; None until drafts are trained on
+        self._since: int | None = 0  # first evaluation to compare; None until it trains on drafts
 
     def check(self, config: RunConfig) -> None:
         """Also refuse drafts that are not samples of the policy."""
@@ -49,12 +49,12 @@ class OffPolicy(Stale):
         if config.exploration.fidelities != (FULL,):
             raise ConfigurationError(
                 f"exploration.strategy is {config.exploration.strategy} with exploration.fidelities="
-                f"{list(config.exploration.fidelities)}: its drafts are trained on, and a cheaper draft is "
-                "not a sample of the policy; leave fidelities out, or set exploration.strategy=stale"
+                f"{list(config.exploration.fidelities)}: it trains on its drafts, and a cheaper draft is "
+                "not a sample of the policy; remove fidelities, or set exploration.strategy=stale"
             )
 
     def begin(self) -> None:
-        """Judge only what follows: until now the run followed another strategy."""
+        """Judge only what follows: so far the run followed another strategy."""
         self._clipped, self._since = (), None
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
@@ -71,9 +71,9 @@ class OffPolicy(Stale):
             return ()
         self.trains_on_drafts = False
         message = (
-            f"iteration {iteration}: {reason}; from the next iteration on the chosen seeds are rolled out, "
-            "as with exploration.strategy=stale. A lower optimizer.learning_rate keeps drafts nearer to the "
-            "policy"
+            f"iteration {iteration}: {reason}; from the next iteration on, chosen seeds are rolled out "
+            "again, as with exploration.strategy=stale. A lower optimizer.learning_rate keeps drafts closer "
+            "to the policy"
         )
         return (("staleness", message),)
 
@@ -92,13 +92,13 @@ class OffPolicy(Stale):
         self._since = state["since"]
 
     def _worse(self, held_out: HeldOut) -> str | None:
-        """Return a message if the policy got worse since drafts are trained on."""
+        """Return a message if the policy got worse since it trains on drafts."""
         if self._since is None:
             return None
         return _fallen({each: scores for each, scores in held_out.items() if each >= self._since})
 
     def _too_old(self, figures: OffPolicyFigures | None) -> str | None:
-        """Return a message if the objective's clip range leaves too little of the drafts' gradient."""
+        """Return a message if the objective's clip range removes too much of the drafts' gradient."""
         if figures is None or len(self._clipped) < _ITERATIONS:
             return None
         share = statistics.fmean(self._clipped)
@@ -106,19 +106,19 @@ class OffPolicy(Stale):
             return None
         return (
             f"{share:.0%} of the drafts' denoising steps had no gradient at the first update (mean of "
-            f"{_ITERATIONS} iterations, limit {_MOST_CLIPPED:.0%}), because their probability ratio, which "
-            f"spreads by {figures.ratio_spread:.2g}, was out of the clip range. Raise "
+            f"{_ITERATIONS} iterations, limit {_MOST_CLIPPED:.0%}), because their probability ratio, with "
+            f"a spread of {figures.ratio_spread:.2g}, was outside the clip range. Raise "
             "algorithm.options.clip_range above that spread in a new run"
         )
 
 
 def _fallen(held_out: HeldOut) -> str | None:
-    """Return a message if the newest evaluation is worse than an earlier one, beyond chance."""
+    """Return a message if the newest evaluation is significantly worse than an earlier one."""
     if len(held_out) < 2:
         return None
     newest = max(held_out)
     best = max((each for each in held_out if each != newest), key=lambda each: _mean(held_out[each]))
-    # Prompts and noise are the same every time, so a prompt's difference is due to training.
+    # Prompts and noise never change, so a prompt's difference is due to training.
     prompts = sorted(held_out[newest].keys() & held_out[best].keys())
     apart = np.array([held_out[newest][prompt] - held_out[best][prompt] for prompt in prompts])
     if len(apart) < _LEAST_PROMPTS:

@@ -1,4 +1,4 @@
-"""No exploration: the first prompts and seeds, which follow from the settings alone."""
+"""No exploration: the first prompts and seeds, determined by the settings alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpu_runtime.exploration.strategies.strategy import Ahead, Drafting, Strateg
 
 
 class Plain(Strategy):
-    """Seeds chosen without a draft."""
+    """Chooses seeds without drafts."""
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead:
         """Return a plan that waits for nothing."""
@@ -14,4 +14,4 @@ class Plain(Strategy):
 
 
 PLAIN = Plain()
-"""The one instance, for all runs: it has no state."""
+"""The only instance, shared by all runs: it has no state."""

@@ -1,4 +1,4 @@
-"""Spotlight's strategy: draft with the weights of one iteration before, while the trainers are busy."""
+"""Spotlight's strategy: draft with the previous iteration's weights while the trainers are busy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpu_runtime.exploration.strategies.strategy import Ahead, Drafting, Strateg
 
 
 class Stale(Strategy):
-    """Drafts in the training window, on the devices that do not train; their seeds are rolled out."""
+    """Drafts in the training window on devices that do not train, and rolls the chosen seeds out."""
 
     drafts_beside_training = True
 
@@ -21,4 +21,4 @@ class Stale(Strategy):
 
 
 STALE = Stale()
-"""The one instance, for all runs: it has no state."""
+"""The only instance, shared by all runs: it has no state."""

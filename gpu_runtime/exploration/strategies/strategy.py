@@ -1,16 +1,16 @@
-"""The exploration strategy: when drafts are made, with which weights, what is kept and trained on.
+"""The exploration strategy: when to draft, with which weights, what to keep and train on.
 
-The loop, live or simulated, calls a strategy whenever seeds may be chosen, and asks it nothing:
+The loop, live or simulated, calls a strategy whenever it may choose seeds, and queries nothing:
 
-- `ahead`, when the iteration before is about to be rolled out: it returns work to do beside its training,
-  with the weights of its rollout, on the devices that do not train;
-- `before_rollout`, if nothing was chosen ahead: the current weights are those of the rollout, and all
-  devices are free;
+- `ahead`, when the previous iteration is about to be rolled out: it returns work to do during that
+  iteration's training, with its rollout's weights, on the devices that do not train;
+- `before_rollout`, if nothing was chosen ahead: the current weights are the rollout's, and all devices
+  are free;
 - `redraft`, if the plan chosen ahead is not trusted.
 
-Each time the strategy is given the `Drafting` of its run, which makes the drafts. `SeedExplorer` learns about
-prompts and plans drafts for all strategies. The facts that begin with `drafts_` are for code that prepares a
-run or reads its record, and needs to know them before the first iteration.
+Each call passes the run's `Drafting`, which makes the drafts. `SeedExplorer` learns about prompts and plans
+drafts for all strategies. The attributes that begin with `drafts_` are for code that prepares a run or
+reads its record, and needs them before the first iteration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError
 
 DECIDED = "strategy"
-"""The kind of event that reports a decision by measured times."""
+"""The kind of event for a decision based on measured times."""
 
 HeldOut = Mapping[int, Mapping[int, float]]
 """Held-out scores by iteration and prompt."""
@@ -38,12 +38,12 @@ HeldOut = Mapping[int, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class TrainingEvidence:
-    """Evidence of an iteration, for the strategy.
+    """Evidence from an iteration, for the strategy.
 
     Attributes:
-        figures: figures of the samples of older weights that it was trained on; None where it had none.
-        held_out: function that reads the scores of the evaluations before this iteration's.
-        times: what it took; None if that was not measured.
+        figures: figures of the samples from older weights that it trained on; None if it had none.
+        held_out: reads the scores of the evaluations before this iteration's.
+        times: the time it took; None if not measured.
         seeds: evidence on its seeds; None until they are reviewed.
     """
 
@@ -55,12 +55,12 @@ class TrainingEvidence:
 
 @dataclass(frozen=True)
 class Ahead:
-    """Work beside an iteration's training that chooses the seeds of the next.
+    """Work during an iteration's training that chooses the seeds of the next.
 
     Attributes:
-        choose: function that chooses them; called in its own thread, once the rollout before is over.
-        begin: function that begins drafts beside that rollout, once a device has nothing more to roll out. It
-            returns the dispatcher's phase that makes them; None where no device can, or nothing is drafted.
+        choose: chooses them; called in its own thread once the previous rollout is over.
+        begin: begins drafts during that rollout, once a device has nothing more to roll out. It returns
+            the dispatcher's phase that makes them; None if no device can, or nothing is drafted.
     """
 
     choose: Callable[[], SeedPlan]
@@ -71,36 +71,36 @@ class Drafting(Protocol):
     """The ways to choose seeds in a run, live or simulated."""
 
     def plain(self, iteration: int) -> SeedPlan:
-        """Choose the first prompts and seeds, without a draft."""
+        """Choose the first prompts and seeds, without drafts."""
         ...
 
     def in_window(self, iteration: int) -> Ahead:
-        """Draft while the iteration before trains, with the weights of its rollout.
+        """Draft while the previous iteration trains, with its rollout's weights.
 
-        The plan is plain where no device is free to draft, or no rollout came before.
+        The plan is plain if no device is free to draft, or there was no earlier rollout.
         """
         ...
 
     def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
-        """Draft now, with the current weights, on every device, while the rollout waits.
+        """Draft now with the current weights, on every device, while the rollout waits.
 
         Args:
-            as_in_window: True for as many drafts as a training window would hold, instead of every candidate,
-                where exploration.drafts sets no number. The plan is plain before a window was measured.
+            as_in_window: if exploration.drafts sets no number, True limits drafts to what a training window
+                would hold, instead of every candidate. The plan is plain until a window has been measured.
         """
         ...
 
 
 class Strategy:
-    """The base of all strategies: this one never drafts, unless a subclass does.
+    """The base of all strategies; it never drafts.
 
     A strategy in another package is a subclass of this class or of one of the project's strategies.
 
     Attributes:
-        drafts_beside_training: True if some drafts are made ahead, while the iteration before trains.
-        drafts_before_rollout: True if some drafts are made while nothing else goes on.
-        trains_on_drafts: True if the chosen drafts are the training samples, and are not rolled out again.
-        decides_by_times: True if measured times choose what it does. It then overrides `decisions`.
+        drafts_beside_training: True if it makes drafts ahead, while the previous iteration trains.
+        drafts_before_rollout: True if it makes drafts while nothing else runs.
+        trains_on_drafts: True if the chosen drafts are the training samples and are not rolled out again.
+        decides_by_times: True if measured times decide what it does. It then overrides `decisions`.
     """
 
     drafts_beside_training: bool = False
@@ -115,15 +115,15 @@ class Strategy:
 
     @property
     def spot_trains(self) -> bool:
-        """True if spot devices train in the window now, where `runtime.trainer_workers` lets them."""
+        """True if spot devices train in the window now, if `runtime.trainer_workers` allows it."""
         return not self.drafts_beside_training
 
     def used_beside_training(self, runtime: RuntimeConfig) -> float:
-        """Return how many spot devices are of use while reserved ones train; infinite if they draft."""
+        """Return how many spot devices are useful while reserved ones train; infinite if they draft."""
         return math.inf if self.drafts_beside_training else float(runtime.spot_trainers)
 
     def start(self, config: RunConfig) -> None:
-        """Begin a run with these settings; `repeat` or `restore` follow if it is not a new one."""
+        """Begin a run with these settings; `repeat` or `restore` follow unless it is new."""
 
     def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
         """Return how many prompt groups an iteration without drafts rolls out and trains on."""
@@ -133,7 +133,7 @@ class Strategy:
         """Refuse settings that leave nothing to choose from, or no device to draft on.
 
         Raises:
-            ConfigurationError: if they do; it names the setting to change.
+            ConfigurationError: names the setting to change.
         """
         if self.drafts:
             refuse_too_few_drafts(config.exploration, config.algorithm)
@@ -149,45 +149,45 @@ class Strategy:
         if self.drafts_beside_training and all_train:
             raise ConfigurationError(
                 f"exploration.strategy is {config.exploration.strategy} with runtime.reserved_workers="
-                f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none could "
+                f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none can "
                 "explore meanwhile; add a worker, or set exploration.strategy to plain or fresh"
             )
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
-        """Choose an iteration's seeds beside the training before it.
+        """Choose an iteration's seeds during the training before it.
 
         Args:
-            iteration: iteration to choose seeds for; the one before is about to be rolled out.
+            iteration: iteration to choose seeds for; the previous one is about to be rolled out.
 
         Returns:
-            The work to do beside it; None to choose the seeds once that iteration is over.
+            The work to do during its training; None to choose the seeds once it is over.
         """
         return None
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Choose the seeds of the iteration to roll out next, where none were chosen ahead."""
+        """Choose the seeds of the next iteration to roll out, if none were chosen ahead."""
         return drafting.plain(iteration)
 
     def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Choose seeds again, in place of a plan whose drafts are not trusted."""
+        """Choose seeds again, replacing a plan whose drafts are not trusted."""
         return drafting.on_all_devices(iteration)
 
     def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
-        """Choose the drafts to keep: by default the group of largest variance, by exact selection.
+        """Choose the drafts to keep: by default the group of largest variance, selected exactly.
 
         Args:
-            judged: score of each judged draft, by prompt and seed index; the value that is learned from.
+            judged: the learned score of each judged draft, by prompt and seed index.
         """
         return planner.choose()
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
-        """Look at the evidence of an iteration's training; return events to record."""
+        """Examine the evidence from an iteration's training; return events to record."""
         return ()
 
     def decisions(self) -> Mapping[int, str]:
-        """Return what measured times have decided so far, by iteration.
+        """Return the decisions that measured times have led to so far, by iteration.
 
-        They are recorded before they take effect, which is at the next call of `ahead` or `before_rollout`.
+        They are recorded before they take effect at the next call of `ahead` or `before_rollout`.
         """
         return {}
 
@@ -195,7 +195,7 @@ class Strategy:
         """Follow recorded decisions instead of measured times, as far as they go.
 
         Args:
-            settings: settings of the run, which may differ from those of the run that decided.
+            settings: this run's settings, which may differ from those of the run that decided.
 
         Raises:
             ConfigurationError: a decision cannot be followed.
@@ -210,7 +210,7 @@ class Strategy:
 
 
 def refuse_too_few_drafts(settings: ExplorationConfig, algorithm: AlgorithmConfig) -> None:
-    """Refuse settings that leave a strategy that drafts nothing to choose from.
+    """Refuse settings that leave a drafting strategy nothing to choose from.
 
     Raises:
         ConfigurationError: they do.
@@ -229,6 +229,6 @@ def refuse_too_few_drafts(settings: ExplorationConfig, algorithm: AlgorithmConfi
         )
     if 0 < settings.drafts < group_size:
         raise ConfigurationError(
-            f"exploration.drafts is {settings.drafts}, below algorithm.group_size={group_size}: not one "
+            f"exploration.drafts is {settings.drafts}, below algorithm.group_size={group_size}: no "
             "prompt could be explored; raise drafts, or set exploration.strategy=plain"
         )

@@ -504,7 +504,7 @@ def test_a_resumed_run_follows_the_record_and_decides_beyond_it():
 
 
 def test_a_decision_of_another_version_is_refused():
-    with pytest.raises(ConfigurationError, match="decides on 'bold' after iteration 2"):
+    with pytest.raises(ConfigurationError, match="chose 'bold' after iteration 2"):
         Auto().repeat({2: "bold"}, config_of().exploration)
 
 

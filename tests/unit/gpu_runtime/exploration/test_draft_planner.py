@@ -98,7 +98,7 @@ def test_a_round_waits_for_the_one_before_the_last():
     second = planner.next_round()
     assert second
     assert not planner.can_plan
-    with pytest.raises(RuntimeError, match="not judged"):
+    with pytest.raises(RuntimeError, match="not scored"):
         planner.next_round()
     for draft in first:
         planner.observe(draft, 0.0)

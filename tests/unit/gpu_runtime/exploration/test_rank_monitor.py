@@ -49,7 +49,7 @@ def test_ranks_that_turn_round_are_not_trusted(now, trusted, spearman):
     assert (review.trusted, review.agreement.spearman) == (trusted, pytest.approx(spearman))
     # Weights that did not move are worth a word too.
     assert [kind for kind, _ in review.notes] == ["staleness"]
-    assert ("may not be moving" in review.notes[0][1]) == trusted
+    assert ("may not be changing" in review.notes[0][1]) == trusted
 
 
 def test_drafts_that_were_all_equal_have_no_ranks_to_check():

@@ -53,9 +53,9 @@ def test_prompts_that_an_iteration_has_from_the_epoch_before_come_no_later_than_
 
 
 def test_more_prompts_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="5 prompts an iteration are asked of 4"):
+    with pytest.raises(ValueError, match="5 prompts per iteration, but only 4 exist"):
         prompts_of_iteration(range(4), 5, 0, 1)
-    with pytest.raises(ValueError, match="count from 1"):
+    with pytest.raises(ValueError, match="start at 1"):
         prompts_of_iteration(range(4), 2, 0, 0)
 
 

@@ -90,7 +90,7 @@ def test_only_what_drafts_beside_training_needs_a_device_that_does_not_train():
             {"runtime": alone, "exploration": {"strategy": strategy, "candidates": 64}}
         )
         if refused:
-            with pytest.raises(ConfigurationError, match="every device trains, so none could explore"):
+            with pytest.raises(ConfigurationError, match="every device trains, so none can explore"):
                 STRATEGIES.stored(config)
         else:
             STRATEGIES.stored(config)

@@ -1,1 +1,1 @@
-"""The devices and scorers of a run: provisioned, watched, replaced; and what they do besides rollouts."""
+"""A run's devices and scorers: how they are provisioned, watched and replaced, and their other work."""

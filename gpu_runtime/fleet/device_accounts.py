@@ -45,21 +45,21 @@ class DeviceAccounts:
     def _book_time(self) -> None:
         """Record the states and the paid time of each device up to now."""
         with self._lock:
-            at_s = time.monotonic()  # one reading: time between two readings would be paid for in no state
+            at_s = time.monotonic()  # one reading: time between two readings would have no state
             paid, states = self._meter.take(at_s), self._timeline.take(process_clock().at(at_s))
             with self._collector.writing() as since:
                 since.paid_time += paid
                 since.intervals += states
 
     def kinds(self) -> set[str]:
-        """Return the hardware of the devices that have joined so far: `cpu`, or names of GPUs."""
+        """Return the hardware of the devices that joined so far: `cpu`, or names of GPUs."""
         with self._lock:
             return set(self._kinds)
 
     def on_joined(self, device: Device, ready: WorkerReady) -> float:
-        """Record that a worker has loaded, and return the seconds that its start is billed for.
+        """Record that a worker has loaded, and return the billed seconds of its start.
 
-        Ray may have started its process before it was asked for; that time is not billed to the worker.
+        Ray may have started its process before the request; that time is not billed to the worker.
         """
         loaded_at_s = device.loaded_at_s or time.monotonic()
         began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
@@ -68,7 +68,7 @@ class DeviceAccounts:
             self._kinds.update([ready.device] if ready.device else [])
             self._timeline.enter(device.name, "idle", now())
             where = {"host": ready.host, "history": ready.history} if ready.history else {}
-            detail = f"{device.standby} took the place in {loaded_at_s - began_at_s:.2f} s"
+            detail = f"{device.standby} took over in {loaded_at_s - began_at_s:.2f} s"
             at = process_clock().at(began_at_s)
             self._book(device, "joined", at, detail if device.standby else "", **where)
         return loaded_at_s - began_at_s
@@ -76,11 +76,11 @@ class DeviceAccounts:
     def on_notice(self, device: Device, notice: Notice | None) -> None:
         """Record that a device is under a preemption notice, or that its notice was withdrawn."""
         with self._lock:
-            # Now, not when the worker read it: its clock may differ.
+            # The time is now, not when the worker read it: its clock may differ.
             self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
 
     def on_ended(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """Record that a device that had joined is no longer paid for.
+        """Record that a joined device is no longer paid for.
 
         Args:
             device: device that ended.
@@ -123,5 +123,5 @@ class DeviceAccounts:
         """Record an event of a device; the caller holds the lock."""
         with self._collector.writing() as since:
             since.device_events.append(DeviceEvent(device.name, device.market, kind, at, detail))
-        # The history is about processes: one that did not start, or was ended, is gone like a lost one.
+        # The history is about processes: one that never started or was ended is gone like a lost one.
         self._history.note("lost" if kind in ("failed", "left") else kind, worker=device.name, **facts)

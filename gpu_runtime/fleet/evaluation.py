@@ -25,8 +25,8 @@ class Evaluation:
     """Held-out samples with their scores, ordered by prompt and seed.
 
     Attributes:
-        figures: figures of each image (`quality.meter`), the parts of its score as `part_NAME`, the cost of
-            judging it, if its judge has a price, and the second judge's verdict as `judge`.
+        figures: each image's figures (`quality.meter`), the parts of its score as `part_NAME`, the cost of
+            judging it if its judge has a price, and the second judge's verdict as `judge`.
     """
 
     samples: list[GeneratedSample]
@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def exact(self) -> float:
-        """Share of the judged images that fulfil all of their prompt."""
+        """Share of the judged images that satisfy their whole prompt."""
         scores = judged(self.scores)
         return sum(score.exact for score in scores) / len(scores)
 
@@ -53,7 +53,7 @@ class Evaluation:
             prompts: some of its prompts, at least one.
 
         Raises:
-            RewardError: if the scorer failed on every image of it.
+            RewardError: if the scorer failed on all of its images.
         """
         numbers = {prompt.prompt_id for prompt in prompts}
         every = zip(self.samples, self.scores, self.figures, strict=True)
@@ -92,7 +92,7 @@ def evaluate(
     Args:
         config: configuration of the run.
         prompts: held-out prompts.
-        weights: weights that the images are generated with.
+        weights: weights to generate the images with.
         fleet: devices.
         scoring: scorers.
 

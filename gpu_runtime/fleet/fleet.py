@@ -1,18 +1,18 @@
-"""The devices of a run: registered, given weights, and replaced when they are lost or soon will be.
+"""A run's devices: registered, given weights, and replaced when they are lost or soon will be.
 
 Invariants:
 
 - The trainers are the first `runtime.trainer_workers` reserved workers; if there are fewer, spot workers that
-  have received their state train, too. The loss of a reserved one ends the run, unless another reserved one
-  has the same state (`algorithm.gradient_shards`); that of another device never does.
-- A slot has at most one worker that stays or is on its way, a standby or a new process. It is started at once
-  while devices generate, else with the next phase; later if one after another was lost while loading or soon
-  after.
-- A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
-  ends while it loads is billed, too; one that still loads when the run ends is not.
-- A worker that is under notice or leaves gets no further chunk. If the notice is withdrawn, it pulls again,
-  beside its replacement if there is one; on a rented instance it leaves all the same.
-- During training, a second thread lets the other devices draft (`beside_training`): the training thread then
+  have received the trainers' state also train. Losing a reserved trainer ends the run unless another reserved
+  one has the same state (`algorithm.gradient_shards`); losing any other device never does.
+- A slot has at most one worker that stays or is on its way, a standby or a new process. It starts at once
+  while devices generate, otherwise with the next phase; later if one after another was lost while loading or
+  soon after.
+- A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. A worker
+  that ends while loading is billed too; one still loading when the run ends is not.
+- A worker under notice or about to leave gets no further chunk. If the notice is withdrawn, it pulls again,
+  beside any replacement; on a rented instance it leaves regardless.
+- During training, a second thread lets the other devices draft (`beside_training`), and the training thread
   touches only the trainers. A lock guards what both write.
 """
 
@@ -50,7 +50,7 @@ from storage.errors import DeviceFaultError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceEventKind, DeviceState
 
 _FAULTS_ALLOWED = 3
-"""Device faults in a row, without a chunk done between; more mean that the settings do not fit."""
+"""Consecutive device faults without a finished chunk; more mean that the settings do not fit."""
 
 
 class Fleet:
@@ -61,18 +61,18 @@ class Fleet:
         history = history or HistoryLog(None, "")
         self._dispatcher = Dispatcher(config.runtime, config.sampling.batch_size, history=history)
         self.counters = self._dispatcher.counters
-        """Counts of what phases have lost, repeated and saved since the start."""
+        """Counts of work that phases lost, repeated and saved since the start."""
         self._beside_training = False
         self._window = LiveWindow()
-        self._trainers_go_on: bool | None = None  # None until they are asked again
+        self._trainers_go_on: bool | None = None  # None until asked again
         self.collector = Collector()
-        """Collects what devices, groups, standbys and judges do, for the run's record."""
+        """Collects the activity of devices, groups, standbys and judges for the run's record."""
         self.collector.book_at_close(self._book_notes)
         self._lock = threading.Lock()
         self.lost: list[str] = []
-        """Names of workers that died after they had joined, in order."""
+        """Names of workers that died after joining, in order."""
         self._faults_in_a_row = 0
-        self._training_faults = 0  # of spot trainers, since one has trained to an iteration's end
+        self._training_faults = 0  # of spot trainers, since one last trained to an iteration's end
         self._devices: list[Device] = []
         self._weights: Weights | None = None
         training = config.runtime.reserved_trainers
@@ -90,9 +90,9 @@ class Fleet:
         """Groups of devices that share samples."""
         address = None if self._meeting is None else self._meeting.address
         self.standbys = Standbys(cluster, config, history, self.collector, address)
-        """Processes that take the slots of lost workers."""
+        """Processes that take over lost workers' slots."""
         provider = build_capacity(config.runtime, cluster)
-        with ExitStack() as on_failure:  # what is rented is paid for
+        with ExitStack() as on_failure:  # rented instances cost money
             if provider is not None:
                 on_failure.callback(provider.close)
             self._rented = None if provider is None else RentedCapacity(provider, config)
@@ -104,9 +104,9 @@ class Fleet:
             first = self._provisioner.fill(())[:training]
             on_failure.pop_all()
         self.failed_starts = self._provisioner.failed
-        """Workers that died while they loaded, in order."""
+        """Workers that died while loading, in order."""
         self._thread = threading.get_ident()
-        # Held by the thread that asks for notices or follows the capacity while another may.
+        # Held by the thread that checks notices or capacity, if another thread might too.
         self._following = threading.Lock()
         self.trainers = Trainers(
             first,
@@ -121,7 +121,7 @@ class Fleet:
         self._training_slots = {device.slot for device in first}
 
     def await_ready(self) -> None:
-        """Wait until the workers that a run needs to start have loaded their models.
+        """Wait until the workers needed to start the run have loaded their models.
 
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
@@ -130,11 +130,11 @@ class Fleet:
             self._register(device, loaded.result())
 
     def close(self) -> None:
-        """End the processes of all workers, and give back rented instances, whatever fails to end."""
+        """End all workers' processes and give back rented instances, even if some fail to end."""
         try:
             self._provisioner.close()
             self.standbys.close()
-            for device in list(self._devices):  # another thread may still find out that one is lost
+            for device in list(self._devices):  # another thread may still remove a lost one
                 device.actor.kill()
         finally:
             if self._rented is not None:
@@ -156,7 +156,7 @@ class Fleet:
             self._follow_capacity()
 
     def _book_notes(self) -> None:
-        """Record how many spot devices are wanted and when trainers leave, in words."""
+        """Record how many spot devices are wanted and when trainers leave, as text."""
         rented = [] if self._rented is None else self._rented.take_notes()
         self.collector.note(*rented, *self._window.take_notes())
 
@@ -171,10 +171,10 @@ class Fleet:
         """Generate all requests with these weights, each exactly once, in the order of `requests`.
 
         Args:
-            requests: requests of one kind; with none, devices load the weights and do nothing else.
-            begin_beside: function that returns a phase for devices without further work, once all hold the
-                weights; `do` runs it. It is not called where devices share samples or drafts.
-            other: work for devices that find nothing to generate; not used where devices share samples.
+            requests: requests of one kind; if empty, devices only load the weights.
+            begin_beside: called once all hold the weights, returns a phase for devices without further work,
+                which `do` runs. Not called if devices share samples or drafts.
+            other: work for devices with nothing to generate; unused if devices share samples.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
@@ -196,14 +196,14 @@ class Fleet:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Take the time within this context as an evaluation's, which is no part of an iteration."""
+        """Count the time within this context as an evaluation's, not as part of an iteration."""
         began_s = time.monotonic()
         yield
         if self._rented is not None:
             self._rented.on_evaluated(time.monotonic() - began_s)
 
     def _rolls_out(self, version: WeightsVersion, other: OtherWork | None, device: Device) -> bool:
-        """Return True if a device takes requests of a phase now: trainers may have something better to do."""
+        """Return True if a device takes a phase's requests now: trainers may have other work."""
         if not self._config.runtime.trainers_leave or other is None or device not in self.trainers:
             return True
         if self._trainers_go_on is None:
@@ -238,7 +238,7 @@ class Fleet:
     @contextmanager
     def beside_training(self) -> Iterator[None]:
         """Let the other devices do phases while the trainers train, within this context."""
-        with self._following:  # from here on, this thread follows the capacity
+        with self._following:  # this thread now follows the capacity
             self._beside_training = True
         try:
             yield
@@ -246,7 +246,7 @@ class Fleet:
             self._beside_training = False
 
     def prepare(self, weights: Weights) -> None:
-        """Replace devices that are lost or soon will be, and make every worker hold these weights."""
+        """Replace devices that are lost or soon will be, and give every worker these weights."""
         self._weights = weights
         self._ask_for_notices(self._devices)
         self._follow_capacity(at_once=True)
@@ -258,7 +258,7 @@ class Fleet:
     def add_ready_workers(self) -> list[Future[Any]]:
         """Register loaded workers, give them the weights and fill free slots, during a phase.
 
-        The calls are those of workers that are still starting or loading; when one ends, call this
+        The returned calls are those of workers still starting or loading; when one ends, call this
         again.
         """
         assert self._weights is not None, "a phase begins with prepare"
@@ -292,19 +292,19 @@ class Fleet:
         return [device for device in self._available if device.holds == version and not device.retiring]
 
     def drafters(self, version: WeightsVersion) -> list[Device]:
-        """Return the devices with these weights that are no trainers and, asked now, under no notice."""
+        """Return the devices with these weights that do not train and, if asked now, are not under notice."""
         with self._following:
             self._ask_for_notices(self._devices)
         return [d for d in self.workers(version) if d.notice is None and d not in self.trainers]
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """Apply what a device's provider says with a chunk of denoising steps."""
+        """Apply the notice that came with a chunk of denoising steps."""
         if device.market == "spot" or device not in self.trainers:
             self._faults_in_a_row = 0
         self._apply_notice(device, notice)
 
     def _apply_notice(self, device: Device, notice: Notice | None) -> None:
-        """Apply what a device's provider says now, and record any change."""
+        """Apply a device's current notice, and record any change."""
         known, device.notice = device.notice, notice
         if (known is None) == (notice is None):
             return
@@ -317,11 +317,11 @@ class Fleet:
             self._rented.leave(device.name, notice.in_words)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """Remove a worker that has died; nothing is done if it is removed already.
+        """Remove a worker that has died; does nothing if it is already removed.
 
         Raises:
-            RuntimeFailure: if no trainer is left that has the run's whole state, or devices failed too often
-                in a row.
+            RuntimeFailure: if no remaining trainer has the run's whole state, or too many devices failed in
+                a row.
         """
         if device in self.trainers:
             self.trainers.on_worker_lost(device, error)
@@ -329,7 +329,7 @@ class Fleet:
             self._on_lost(device, error)
 
     def _on_lost(self, device: Device, error: WorkerLostError, trained: bool = False) -> None:
-        """Remove a worker that has died, and is no trainer, or not the last one."""
+        """Remove a dead worker that is not a trainer, or not the last one."""
         unfit = trained and isinstance(error, DeviceFaultError)  # for training, which has its own limit
         if not self._remove(device, "lost", str(error), may_repeat=not unfit):
             return  # several of its calls fail
@@ -341,7 +341,7 @@ class Fleet:
             self._training_faults += 1
             if self._training_faults == _FAULTS_ALLOWED + 1:
                 self.collector.note(
-                    f"spot devices train no more, as {self._training_faults} failed; the last, "
+                    f"spot devices stop training because {self._training_faults} failed; the last, "
                     f"{device.name}: {error}"
                 )
         else:
@@ -353,7 +353,7 @@ class Fleet:
                 ) from error
 
     def register_trainers(self, weights: Weights, spot: bool) -> None:
-        """Let replacements of lost trainers train, and spot devices if `spot`; else drop those that did."""
+        """Let replacements of lost trainers train, and spot devices if `spot`; else drop spot trainers."""
         if self.trainers.spot:
             self._training_faults = 0
         for device in [] if spot else self.trainers.spot:
@@ -369,7 +369,7 @@ class Fleet:
 
     @property
     def _training_kind(self) -> str:
-        """Hardware of the trainers: gradients of another kind have other bits."""
+        """Hardware of the trainers: other hardware computes other gradient bits."""
         return self.trainers.devices[0].kind
 
     def _let_trainers_go(self) -> None:
@@ -381,13 +381,13 @@ class Fleet:
                 self.enter(device.name, "idle")
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """Kill the process of a worker that hangs; it counts as lost (`on_worker_lost`)."""
+        """Kill a hanging worker's process and handle it as lost (`on_worker_lost`)."""
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
 
     def hold(self, weights: Weights) -> None:
-        """Make every worker hold these weights."""
-        # A worker under notice gets no more work, and needs no weights for it.
+        """Give every worker these weights."""
+        # A worker under notice gets no more work, so it needs no weights.
         loading = {
             device.name: self._give(device, weights)
             for device in self._devices
@@ -417,14 +417,14 @@ class Fleet:
                 self.enter(device.name, "idle")
 
     def forget_weights(self) -> None:
-        """Make workers load weights again, as their versions have a new meaning."""
+        """Make workers reload weights, because version numbers have a new meaning."""
         for device in self._devices:
             device.holds, device.coming = None, None
 
     def look(self) -> None:
-        """Follow the capacity while waiting for something else; devices called back are given back then.
+        """Follow the capacity during another wait, and give back devices called back.
 
-        Nothing is done if another thread follows it, or if this one asks trainers for a checkpoint.
+        Does nothing if another thread follows it, or if this one is asking trainers for a checkpoint.
         """
         if threading.get_ident() != self._thread or not self._following.acquire(blocking=False):
             return
@@ -435,9 +435,9 @@ class Fleet:
             self._following.release()
 
     def _follow_capacity(self, at_once: bool = False) -> None:
-        """End workers whose instance is gone; drain those that leave, and end them once they are idle.
+        """End workers whose instance is gone; drain leaving ones, and end them once idle.
 
-        A worker that leaves gets no further chunk. Its work is committed and continues elsewhere.
+        A leaving worker gets no further chunk. Its work is committed and continues elsewhere.
         """
         rented = self._rented
         if rented is None:
@@ -446,7 +446,7 @@ class Fleet:
         for device in [device for device in self._devices if device.market == "spot"]:
             if rented.is_gone(device.name):
                 device.actor.kill()
-                # The running call of a busy worker fails; its lease is then given back.
+                # A busy worker's running call fails, which gives its lease back.
                 if not self._dispatcher.busy(device.name):
                     self.on_worker_lost(device, WorkerLostError(f"the instance of {device.name!r} is gone"))
                 continue
@@ -461,10 +461,10 @@ class Fleet:
             self._vacate(device)
 
     def _remove(self, device: Device, kind: DeviceEventKind, why: str, may_repeat: bool = False) -> bool:
-        """Remove a device that had joined and is gone; return False if it is removed already.
+        """Remove a joined device that is gone; return False if already removed.
 
         Args:
-            may_repeat: True if its replacement may be lost for the same reason, and so may have to wait.
+            may_repeat: True if its replacement may be lost for the same reason, and may have to wait.
         """
         with self._lock:
             if not any(device is one for one in self._devices):
@@ -478,12 +478,12 @@ class Fleet:
         return True
 
     def _vacate(self, device: Device) -> None:
-        """Free the slot of a device, and its instance if that has no other worker."""
+        """Free a device's slot, and its instance if it has no other worker."""
         if self._rented is not None:
             self._rented.vacate(device.name)
 
     def _ask_for_notices(self, devices: Sequence[Device]) -> None:
-        """Ask the spot workers among these whether they are under notice, where notices are watched."""
+        """Ask the spot workers among these whether they are under notice, if notices are watched."""
         if self._config.runtime.notice_provider == "none":
             return
         with self._lock:
@@ -492,7 +492,7 @@ class Fleet:
             self._apply_notice(device, notice)
 
     def _answers(self, calls: Mapping[str, Future[Any]], what: str) -> Iterator[tuple[Device, Any]]:
-        """Yield workers with their answers; those that are dead or do not answer in time are lost."""
+        """Yield workers with their answers; dead ones and those that do not answer in time are lost."""
         limit_s = self._config.runtime.lease_s
         deadline = time.monotonic() + limit_s
         for device in list(self._devices):
@@ -503,12 +503,12 @@ class Fleet:
             except WorkerLostError as error:
                 self.on_worker_lost(device, error)
             except TimeoutError:
-                self.kill_hung_worker(device, f"it did not {what} in runtime.lease_s={limit_s:g} s")
+                self.kill_hung_worker(device, f"it did not {what} within runtime.lease_s={limit_s:g} s")
             else:
                 yield device, answer
 
     def _register(self, device: Device, ready: WorkerReady) -> None:
-        """Register a worker that has loaded: from now on it pulls."""
+        """Register a worker that has loaded: it now pulls."""
         with self._lock:
             start_s = self.accounts.on_joined(device, ready)
             device.kind = ready.device
@@ -519,8 +519,8 @@ class Fleet:
             self._rented.measured.add_start(start_s)
         if self._config.runtime.spot_trainers and device.kind != self._training_kind:
             self.collector.note(
-                f"{device.name} does not train: its device is {device.kind}, the trainers' is "
-                f"{self._training_kind}, and gradients of another kind have other bits"
+                f"{device.name} does not train: its device is {device.kind}, not {self._training_kind} "
+                "like the trainers', and would compute other gradient bits"
             )
 
     @property
@@ -531,12 +531,12 @@ class Fleet:
 
     @property
     def _filled(self) -> set[str]:
-        """Slots of the workers that stay, as far as is known."""
+        """Slots of the workers that are expected to stay."""
         # Of a copy: the training thread may lose a trainer meanwhile, and a device would be passed over.
         return {device.slot for device in list(self._devices) if device.stays}
 
     def _take_in(self) -> None:
-        """Register workers that have loaded meanwhile; record those that could not."""
+        """Register workers that have loaded; record those that failed to."""
         for device, loaded in self._provisioner.take():
             error = loaded.exception()
             if error is None:

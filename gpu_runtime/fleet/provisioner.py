@@ -1,8 +1,8 @@
-"""Workers on their way into the fleet, and standbys: a free slot gets a waiting standby, or a new process.
+"""Workers on their way into the fleet, and standbys: a free slot gets a waiting standby or a new process.
 
-A standby is a worker process without a slot, with its imports done and its model loaded. It takes the slot of
-a lost worker within milliseconds; a new process needs seconds. It holds no device and is not billed. Its use
-of the host is recorded.
+A standby is a worker process without a slot that has imported everything and loaded its model. It takes a
+lost worker's slot within milliseconds; a new process needs seconds. It holds no device and is not billed, but
+its use of the host is recorded.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Standby:
     """A process that waits for a slot.
 
     Attributes:
-        since_s: end of its recorded time (monotonic seconds); at first, when it was asked for.
+        since_s: end of its recorded time (monotonic seconds); initially, when it was requested.
         reading: call that returns its usage; the first one ends when it has loaded.
         usage: last answer; None before it has loaded.
-        recorded_cpu_s: processor time already recorded.
+        recorded_cpu_s: CPU time already recorded.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Standby:
 class Standbys:
     """The `runtime.standby_workers` standbys of a run. Thread-safe.
 
-    If instances state how they are rented, standbys wait on reserved ones, and replace reserved workers only:
-    the slot of a spot worker is on an instance that is gone with it.
+    If instances state their market, standbys wait on reserved ones and replace only reserved workers,
+    because a lost spot worker's instance is gone with it.
 
     Args:
         meeting: address of the driver's store, where workers meet; None if none do.
@@ -80,7 +80,7 @@ class Standbys:
         self._history = history
         self._lock = threading.RLock()
         self._waiting: list[Standby] = []
-        # Asking a cluster for a process takes up to 0.1 s, during which no device would get work.
+        # Requesting a process from a cluster takes up to 0.1 s, during which no device would get work.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="standby")
         self._starting: dict[Future[Standby], str] = {}
         self._taken: dict[str, bool] = {}
@@ -91,10 +91,10 @@ class Standbys:
         self._collector = collector
         collector.book_at_close(self._book_waiting)
         self.lost: list[str] = []
-        """Reports of the standbys that died, in words, in order."""
+        """Reports of the standbys that died, in order, as text."""
 
     def begin_phase(self) -> None:
-        """Find out which have died since the last phase, and start missing ones in the background."""
+        """Find those that died since the last phase, and start missing ones in the background."""
         with self._lock:
             self._phase += 1
             self._look()
@@ -104,8 +104,8 @@ class Standbys:
     def fill(self) -> None:
         """Start missing standbys in the background; call it when no worker is on its way.
 
-        Otherwise the worker's start would take longer. A standby that dies while loading is retried only with
-        a later phase: what killed it may kill the next one.
+        Otherwise the worker would start more slowly. A standby that dies while loading is retried only in a
+        later phase: what killed it may kill the next one.
         """
         with self._lock:
             self._look()
@@ -116,7 +116,7 @@ class Standbys:
                 self._starting[self._executor.submit(self._start, name)] = name
 
     def take(self, market: Market, name: str) -> Standby | None:
-        """Turn a standby, a loaded one first, into the worker of that name; None if none waits."""
+        """Turn a standby, preferably a loaded one, into the worker of that name; None if none waits."""
         if self._cluster.tells_markets_apart and market != "reserved":
             return None
         with self._lock:
@@ -132,7 +132,7 @@ class Standbys:
             return standby
 
     def on_lost(self, name: str, reason: str) -> None:
-        """Record that a standby died before it had taken its assigned slot."""
+        """Record that a standby died before taking its assigned slot."""
         with self._lock:
             self._book(StandbyTime(name, 0.0, 0.0, 0, "lost"))
             self._on_lost(name, reason, self._taken.pop(name))
@@ -170,10 +170,10 @@ class Standbys:
             self._history.note("standby_ready", standby=name)
 
     def _look(self) -> None:
-        """Update the standbys that were started, have answered or died."""
+        """Update the standbys that were started, answered or died."""
         for start in [start for start in self._starting if start.done()]:
             name, error = self._starting.pop(start), start.exception()
-            if isinstance(error, SpotlightError | OSError):  # the machine is full: the run can do without one
+            if isinstance(error, SpotlightError | OSError):  # the machine is full: the run works without it
                 self._on_lost(name, str(error), had_loaded=False)
             else:
                 self._waiting.append(start.result())
@@ -211,7 +211,7 @@ class Standbys:
 
 
 class WorkerProvisioner:
-    """The start of workers, at most one per slot. No call waits: without an instance, a start is pending.
+    """The start of workers, at most one per slot. No call waits: without an instance, a start stays pending.
 
     Args:
         meeting: address of the driver's store, where workers meet; None if none do.
@@ -252,11 +252,10 @@ class WorkerProvisioner:
     def fill(self, filled: Collection[str], again: bool = True) -> list[Device]:
         """Start a worker for every slot that has none and none on its way, and return those started.
 
-        A standby is used if there is one, even if it is still loading: it began before a new process
-        would. With `again`, as a phase begins, slots are filled whose last worker died while loading,
-        too. What kills one may kill the next, so each further death in a row doubles the phases until
-        the next start. An instance that is rented meanwhile for such a slot is paid for, and in no
-        ledger.
+        A standby is used if available, even if still loading: it began before a new process would. With
+        `again`, at the start of a phase, slots whose last worker died while loading are filled too. What
+        killed it may kill the next one, so each further consecutive death doubles the phases until the
+        next start. An instance rented meanwhile for such a slot costs money, but is in no ledger.
         """
         self._end_hung_standbys()
         if again:
@@ -268,7 +267,7 @@ class WorkerProvisioner:
         return [device for device, _ in self._coming[before:]]
 
     def has_more_devices(self, filled: Collection[str]) -> bool:
-        """Return True if `fill` would use added devices; asks a cluster for them once a second at most."""
+        """Return True if `fill` would use added devices; polls the cluster at most once a second."""
         if self._rented is not None:
             return bool(free_slots({"spot": self._rented.devices}, self._taken(filled)))
         now_s = time.monotonic()
@@ -278,9 +277,9 @@ class WorkerProvisioner:
         return any(count > before[market] for market, count in self._counted().items())
 
     def take(self) -> list[Arrival]:
-        """Take out the workers that have loaded, or died while loading, and return them.
+        """Remove and return the workers that have loaded or died while loading.
 
-        A standby that died is left out: its death says nothing of its slot, which gets a new process at once.
+        A dead standby is omitted: its death says nothing about its slot, which gets a new process at once.
         """
         ended: list[Arrival] = []
         for arrival in [arrival for arrival in self._coming if arrival[1].done()]:
@@ -328,9 +327,9 @@ class WorkerProvisioner:
         return ""
 
     def await_first(self) -> list[Arrival]:
-        """Wait for the workers that a run needs to start.
+        """Wait for the workers needed to start the run.
 
-        These are the reserved ones and, if spot instances do not come and go by themselves, all others.
+        These are the reserved ones and, unless spot instances come and go by themselves, all others.
 
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
@@ -339,7 +338,7 @@ class WorkerProvisioner:
         deadline = time.monotonic() + limit
         comes_and_goes = self._cluster.tells_markets_apart or self._rented is not None
         needed = [one for one in self._coming if one[0].market == "reserved" or not comes_and_goes]
-        # A trainer waits for the others while it loads: the first one to die must be noticed at once.
+        # A loading trainer waits for the others, so the first death must be noticed at once.
         ended, _ = wait([loaded for _, loaded in needed], timeout=limit, return_when=FIRST_EXCEPTION)
         died = {loaded for loaded in ended if loaded.exception() is not None}
         for device, loaded in sorted(needed, key=lambda arrival: arrival[1] not in died):
@@ -357,7 +356,7 @@ class WorkerProvisioner:
         return needed
 
     def drop_pending(self) -> list[tuple[Device, DeviceEventKind, str]]:
-        """End workers on their way without an instance any more; return each with its event and why."""
+        """End workers on their way whose instance is gone; return each with its event and reason."""
         ended: list[tuple[Device, DeviceEventKind, str]] = []
         for arrival in [arrival for arrival in self._coming if not arrival[1].done()]:
             device, _ = arrival
@@ -382,7 +381,7 @@ class WorkerProvisioner:
         return {*filled, *paused, *(device.slot for device, _ in self._coming)}
 
     def _counted(self) -> dict[Market, int]:
-        """Return how many workers of each market there should be now."""
+        """Return the wanted number of workers of each market."""
         runtime = self._config.runtime
         seen = self._cluster.devices() if runtime.counts_devices else {}
         self._counts = worker_counts(runtime, seen, self._cluster.tells_markets_apart)
@@ -421,7 +420,7 @@ class WorkerProvisioner:
         return device, loaded
 
     def _end_hung_standbys(self) -> None:
-        """End standbys that were given a slot and do not answer; `take` will find them dead.
+        """End standbys that were given a slot but do not answer; `take` will find them dead.
 
         A new process has no limit: one that hangs looks like one that waits for an instance.
         """

@@ -1,7 +1,7 @@
-"""The spot instances that a run rents: the wanted number, the offers held, and the workers on them.
+"""The spot instances that a run rents: the wanted number, the held offers, and the workers on them.
 
-`gpu_runtime/scheduling/capacity_decision.py` decides once an iteration, by the times of the previous
-iterations; a provider of `gpu_runtime/fleet/capacity/` rents.
+`gpu_runtime/scheduling/capacity_decision.py` decides once per iteration, from the times of previous
+iterations; a provider in `gpu_runtime/fleet/capacity/` rents.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gpu_runtime.scheduling.capacity_decision import (
 from storage.config.run_config import RunConfig
 
 _LOOK_EVERY_S = 0.5
-"""Seconds between two requests to a provider during a phase; with a cluster each is a call."""
+"""Seconds between two requests to a provider during a phase; on a cluster each is a call."""
 
 
 class RentedCapacity:
     """The instances that a provider offers, and the run's workers on them.
 
     Attributes:
-        lock: held while offers or workers change, as the training thread may lose a trainer meanwhile; by who
-            counts `devices`, until their workers are assigned.
-        measured: times of the past iterations, by which it decides.
-        usd_per_hour: price of a device by worker, where its offer stated one, even once it is gone.
+        lock: held while offers or workers change, since the training thread may lose a trainer; also
+            held by callers that count `devices`, until their workers are assigned.
+        measured: times of past iterations, on which it decides.
+        usd_per_hour: price of a device by worker, if its offer stated one, even after it is gone.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class RentedCapacity:
         self._leaving = config.runtime.reserved_trainers if config.runtime.trainers_leave else 0
         self.measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}
-        self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
+        self._instance_of: dict[str, str] = {}  # by worker, in start order
         self.usd_per_hour: dict[str, float] = {}
-        self._given_back: dict[str, str] = {}  # why, by instance: their workers finish what they hold
+        self._given_back: dict[str, str] = {}  # reason by instance; their workers finish what they hold
         self._looked_at_s = float("-inf")
         self._wanted, self._reason = -1, ""
         self._notes: list[str] = []
@@ -63,19 +63,19 @@ class RentedCapacity:
     def decide(
         self, requests: int, left: int, reserved: int, training: TrainingTime, used_beside: float
     ) -> None:
-        """Ask for the instances that pay off in the next iteration, of `left`, and give back the others.
+        """Request the instances that pay off in the next of `left` iterations, and give back the others.
 
         Args:
-            requests: number of samples of its rollout.
+            requests: number of samples in its rollout.
             left: iterations left, including the next one.
-            reserved: devices that stay.
+            reserved: number of reserved devices.
             training: training time of the previous iteration.
             used_beside: see `RentingTerms`.
         """
         if self._rolled_out_at_s is not None:
             rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
             self.measured.add_rest(rest_s, training if self._leaving else None)
-            self._rolled_out_at_s = None  # an iteration whose samples are all drafts rolls nothing out
+            self._rolled_out_at_s = None  # an iteration whose samples are all drafts has no rollout
         self._decide(-(-requests // self._batch_size), left, reserved, used_beside)
         self.look(at_once=True)
         self._give_back()
@@ -95,7 +95,7 @@ class RentedCapacity:
 
     @property
     def _spot_usd_per_hour(self) -> float:
-        """Price of a spot device for the decision to rent: the median over offers that state theirs."""
+        """Price of a spot device for the decision to rent: the median over offers that state one."""
         said = [
             offer.usd_per_hour
             for offer in self._staying
@@ -106,12 +106,12 @@ class RentedCapacity:
 
     @property
     def devices(self) -> int:
-        """Number of spot devices that workers may be on now, on instances that stay."""
+        """Number of spot devices that workers may use now, on staying instances."""
         with self.lock:
             return min(self._most, sum(offer.devices for offer in self._staying))
 
     def look(self, at_once: bool = False) -> None:
-        """Ask for offers, at most twice a second unless `at_once`. A call-back stays, even if withdrawn."""
+        """Poll offers, at most twice a second unless `at_once`. A call-back stands even if withdrawn."""
         if not at_once and self._clock() < self._looked_at_s + _LOOK_EVERY_S:
             return
         with self.lock:
@@ -121,11 +121,11 @@ class RentedCapacity:
             for offer in [offer for offer in self._offers.values() if offer.called_back]:
                 if offer.instance in self._instance_of.values():
                     self._given_back.setdefault(offer.instance, offer.called_back)
-                else:  # no worker will be put on it, so none would give it back on leaving
+                else:  # it will get no worker, whose leaving would give it back
                     self._release(offer.instance)
 
     def assign(self, worker: str) -> None:
-        """Put a new worker on an instance that has room."""
+        """Put a new worker on an instance with room."""
         with self.lock:
             used = list(self._instance_of.values())
             for offer in self._staying:
@@ -142,11 +142,11 @@ class RentedCapacity:
         return instance is not None and instance not in self._offers
 
     def why_leaving(self, worker: str) -> str:
-        """Return why a worker has to leave, in words; empty if it stays."""
+        """Return why a worker must leave, as text; empty if it stays."""
         return self._given_back.get(self._instance_of.get(worker, ""), "")
 
     def leave(self, worker: str, reason: str) -> None:
-        """Give back the instance of a worker, with all its workers, for a reason in words."""
+        """Give back a worker's instance, with all its workers, for this reason."""
         with self.lock:
             if worker in self._instance_of:
                 self._given_back[self._instance_of[worker]] = reason
@@ -172,7 +172,7 @@ class RentedCapacity:
         self._rolled_out_at_s, self._evaluation_s = self._clock(), 0.0
 
     def take_notes(self) -> list[str]:
-        """Return decisions with their reasons, and what went wrong, since the last call."""
+        """Return decisions with their reasons, and problems, since the last call."""
         taken, self._notes = self._notes, []
         return taken
 

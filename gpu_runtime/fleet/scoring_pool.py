@@ -1,4 +1,4 @@
-"""Processes that judge images as they are delivered; like the devices, they pull their work."""
+"""Processes that score images as they are delivered; like the devices, they pull their work."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _IMAGES_A_CALL = {
     RequestKind.EVALUATE: MOST_IMAGES_A_CALL,
     RequestKind.EXPLORE: MOST_IMAGES_A_CALL // 2,
 }
-"""Most images per call of each kind, in order of priority; half for drafts, as near the window's end an early
-answer is worth more."""
+"""Most images per call of each kind, in order of priority; half for drafts, because an early answer is worth
+more near the window's end."""
 
 _CLOSE_LIMIT_S = 10.0
 
 _DEATHS_ALLOWED = 3
-"""Calls in a row of each scorer, or for one image, that may lose their scorer; more mean that an image kills
-scorers, or that memory is short."""
+"""Consecutive calls of each scorer, or for one image, that may lose their scorer; more mean that an image
+kills scorers or that memory is short."""
 
 
 @dataclass(eq=False)
@@ -57,19 +57,19 @@ class _Image:
         return self.image.request.kind
 
     def begin(self) -> bool:
-        """Return True if its score is still wanted; from then on it cannot be cancelled."""
+        """Return True if its score is still wanted; it can no longer be cancelled."""
         return self.score.running() or self.score.set_running_or_notify_cancel()
 
 
 class ScoringPool:
-    """A few scorer processes; one that dies or hangs is replaced and its images are scored again.
+    """A few scorer processes; one that dies or hangs is replaced, and its images are rescored.
 
     One thread gives images to the scorers and takes their scores, so that rollouts and drafts can be judged
     at the same time: rollouts and evaluations first.
 
     Args:
-        history: place of their histories; None to keep none.
-        look: function called repeatedly by a thread while it waits for a phase's scores.
+        history: location of their histories; None to keep none.
+        look: called repeatedly by a thread that waits for a phase's scores.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ScoringPool:
         self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
 
     def await_ready(self) -> None:
-        """Wait until every scorer has loaded; from then on images are judged.
+        """Wait until every scorer has loaded and can judge images.
 
         Raises:
             RuntimeFailure: if one dies, or all take longer than runtime.start_timeout_s together.
@@ -131,10 +131,10 @@ class ScoringPool:
     def judge(
         self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
     ) -> list[Future[Score]]:
-        """Let scorers judge images, and return one score per image, in order. Callable from any thread.
+        """Let scorers judge images, and return one score per image, in order; any thread may call it.
 
-        A score that is no longer wanted can be cancelled. If scorers keep dying, a draft's score carries the
-        error, and that of any other image raises `RuntimeFailure`.
+        An unwanted score can be cancelled. If scorers keep dying, a draft's score carries the error, and any
+        other image's raises `RuntimeFailure`.
         """
         added = [_Image(image, prompts[image.request.prompt_id]) for image in images]
         with self._lock:
@@ -164,7 +164,7 @@ class ScoringPool:
             actor.kill()
 
     def _limit(self, actor: RemoteActor[ScoringWorker], call: Future[Any], limit_s: float) -> None:
-        """Kill a scorer that does not finish a call in time: its calls then end as lost."""
+        """Kill a scorer that does not finish a call in time, which ends its calls as lost."""
 
         def end() -> None:
             self._hung[actor.name] = limit_s
@@ -176,7 +176,7 @@ class ScoringPool:
         call.add_done_callback(lambda _: timer.cancel())
 
     def _post(self, event: list[_Image] | Future[list[Score]]) -> None:
-        """Tell the pool's thread about added images, or about a call that has ended."""
+        """Tell the pool's thread about added images or an ended call."""
         self._events.put(event)
 
     def _serve(self) -> None:
@@ -187,7 +187,7 @@ class ScoringPool:
                 self._on_event(event)
         except Exception as error:  # noqa: BLE001 - raised where the scores are awaited
             ended = error
-        with self._lock:  # from here on `judge` adds nothing
+        with self._lock:  # now `judge` adds nothing
             self._ended = ended
         while not self._events.empty():
             event = self._events.get()
@@ -207,12 +207,12 @@ class ScoringPool:
         self._feed()
 
     def _finish(self, lease: Lease[_Image], images: Collection[_Image]) -> None:
-        """Remove images of a lease that are judged, given up, or no longer wanted."""
+        """Remove a lease's images that are judged, given up or no longer wanted."""
         self._queue.deliver(lease, images)
         self._open.difference_update(images)
 
     def _feed(self) -> None:
-        """Let every free scorer pull that has loaded, or died while loading, which its call will show."""
+        """Let every free scorer pull that has loaded or died while loading, which its call will show."""
         working = {actor.name for actor, *_ in self._busy.values()}
         loaded = [actor for actor in self.actors if self._loaded[actor.name].done()]
         free = [actor for actor in loaded if actor.name not in working]
@@ -233,9 +233,9 @@ class ScoringPool:
             call.add_done_callback(self._post)
 
     def _pull(self, scorer: str, free: int) -> Lease[_Image] | None:
-        """Return the next lease of a scorer: of the kind that is next, divided among the free scorers.
+        """Return a scorer's next lease: images of the next kind, divided among the free scorers.
 
-        Where frames are judged one by one, a call has no more of them than it would have images.
+        If frames are judged one by one, a call has at most as many frames as it would have images.
         """
         frames = self._frames if self._by_frame else 1
         for kind, images in _IMAGES_A_CALL.items():
@@ -246,7 +246,7 @@ class ScoringPool:
         return None
 
     def _settle(self, call: Future[list[Score]]) -> None:
-        """Handle the end of a call: the scorer has judged, refused or died."""
+        """Handle the end of a call: the scorer judged, refused or died."""
         actor, lease, images = self._busy.pop(call)
         error = call.exception()
         if isinstance(error, WorkerLostError):
@@ -271,10 +271,10 @@ class ScoringPool:
         images: list[_Image],
         error: WorkerLostError,
     ) -> None:
-        """Replace a scorer that died; its images are judged again, or given up."""
+        """Replace a dead scorer; its images are rescored or given up."""
         how = str(error)
         if (limit_s := self._hung.get(actor.name)) is not None:
-            how = f"scorer {actor.name} gave no answer in {limit_s:g} s and was killed"
+            how = f"scorer {actor.name} did not answer within {limit_s:g} s and was killed"
         self.actors[self.actors.index(actor)] = replacement = self._start()
         self._limit(replacement, self._loaded[replacement.name], self._runtime.start_timeout_s)
         self._deaths_in_a_row += 1
@@ -292,8 +292,8 @@ class ScoringPool:
             else:
                 image.score.set_exception(
                     RuntimeFailure(
-                        f"{max(self._deaths_in_a_row, of_one)} scorer processes were lost one after another "
-                        f"or over one image, the last: {how}; an image may crash the engine, or memory is "
+                        f"{max(self._deaths_in_a_row, of_one)} scorer processes were lost in a row or on one "
+                        f"image, the last: {how}; an image may be crashing the engine, or memory is "
                         "short"
                     )
                 )

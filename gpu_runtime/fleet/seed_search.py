@@ -1,9 +1,9 @@
-"""The search for seeds on live devices: on which of them to draft, how much, and with what result.
+"""The seed search on live devices: which of them draft, how much, and with what result.
 
-The strategy decides when, `SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. Drafts for a
-window begin beside the rollout (`Ahead.begin`). `Ahead.choose`, which continues them, may run in a thread
-beside reward and training; everything else except the window's end is called while it does not run, so that
-the explorer's state has one writer at a time.
+The strategy decides when to draft, `SeedExplorer` plans and learns, and a `DraftPhase` drafts and scores. A
+window's drafts begin during the rollout (`Ahead.begin`). `Ahead.choose`, which continues them, may run in a
+thread during reward and training. Everything else except the window's end is called only while it does not
+run, so the explorer's state has one writer at a time.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Scored = Mapping[tuple[int, int], Score]
 
 @dataclass(frozen=True)
 class SeedReview:
-    """The evidence of an iteration about its seeds.
+    """An iteration's evidence on its seeds.
 
     Attributes:
-        rescored: drafts that the staleness monitor has scored again.
-        next_plan: seeds of the next iteration; `refused` if they have to be drafted again.
+        rescored: drafts that the staleness monitor re-scored.
+        next_plan: seeds of the next iteration; `refused` if they must be redrafted.
         notes: messages to users, as (kind of event, message).
     """
 
@@ -55,7 +55,7 @@ class SeedReview:
 
 @dataclass(frozen=True)
 class _Search:
-    """The drafts of an iteration that have begun."""
+    """An iteration's drafts, once begun."""
 
     iteration: int
     planner: DraftPlanner
@@ -107,12 +107,12 @@ class SeedSearch:
             self._window.close(time.monotonic())
 
     def abandon(self) -> None:
-        """Abandon the current drafts, which are of no more use; a phase under way ends at once."""
+        """Abandon the current drafts, which are now useless; a phase under way ends at once."""
         if self._window is not None:
             self._window.abandon()
 
     def forget(self) -> None:
-        """Forget windows and drafts, as the weights are about to be replaced."""
+        """Forget windows and drafts, because the weights are about to be replaced."""
         self.abandon()
         self._window = self._begun = None
         self.kept.forget()
@@ -142,7 +142,7 @@ class SeedSearch:
         return self._finish(iteration, planner, made)
 
     def begin(self, iteration: int) -> DraftPhase | None:
-        """Begin a window's drafts, with the weights of the rollout before it; None if no device can draft."""
+        """Begin a window's drafts with the preceding rollout's weights; None if no device can draft."""
         window = self._window
         assert window is not None, "drafts begin with a rollout"
         devices = self._fleet.drafters(window.version)
@@ -152,7 +152,7 @@ class SeedSearch:
             self._task(window.plan.iteration, window.version, MONITOR_ROUND, draft)
             for draft in self._to_rescore(window)
         ]
-        # Drafts are also planned beyond the window's predicted end, which may be late; its end cuts them off.
+        # Plan drafts beyond the window's predicted end too, since it may come late; its end cuts them off.
         budget = self._budget(len(devices), HEADROOM, rescores)
         planner = self._explorer.begin(iteration, budget, self._at_once(len(devices)))
         limits = self._limits(window, self._settings.stop_with_training)
@@ -162,7 +162,7 @@ class SeedSearch:
         return phase
 
     def _choose_in_window(self, iteration: int) -> SeedPlan:
-        """Choose seeds by the last rollout's weights beside training; plain without window or device."""
+        """Choose seeds with the last rollout's weights during training; plain without window or device."""
         window = self._window
         if window is None:
             return self._explorer.plain(iteration)
@@ -176,7 +176,7 @@ class SeedSearch:
             made = self._draft(begun.phase)
         window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
-        # The order of arrival must not have an effect.
+        # The order of arrival must not matter.
         again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
         window.rescored = tuple(again)
         return self._finish(iteration, begun.planner, made)
@@ -193,7 +193,7 @@ class SeedSearch:
 
         Args:
             next_plan: plan drafted meanwhile for the next iteration; None if there is none yet.
-            policy_version: version of the weights that the next iteration is rolled out with.
+            policy_version: version of the weights for the next iteration's rollout.
         """
         judged = {identity: score for identity, score in scored.items() if score.error is None}
         signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
@@ -212,7 +212,7 @@ class SeedSearch:
         window = self._window
         if window is None:
             return SeedReview(figures, (), next_plan, notes)
-        if window.length_s is not None and not self._fleet.trainers.spot:  # which shorten it
+        if window.length_s is not None and not self._fleet.trainers.spot:  # spot trainers shorten it
             self._explorer.forecast.add_window(window.length_s)
         self._explorer.forecast.add_drafts(window.lease_s, window.full_drafts)
         verdict = self._explorer.review(plan, window.rescored, judged)
@@ -235,8 +235,8 @@ class SeedSearch:
         """Return an iteration's evidence on the choice of seeds; None before any rollout.
 
         Args:
-            signal: scores learned from, of its judged samples.
-            next_plan: plan drafted beside its training.
+            signal: scores learned from, for its judged samples.
+            next_plan: plan drafted during its training.
         """
         window = self._window
         if window is None:
@@ -267,7 +267,7 @@ class SeedSearch:
         )
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
-        """Return drafts of the plan that other weights drew; none if they were trained on."""
+        """Return the plan's drafts that other weights drew; none if the run trained on them."""
         if not _is_stale(window.plan, window.version.policy_version) or self.kept.of(window.plan.iteration):
             return []
         return self._explorer.monitored(window.plan)
@@ -275,23 +275,23 @@ class SeedSearch:
     def _budget(
         self, devices: int, headroom: float = 1.0, rescores: Sequence[DraftTask] = ()
     ) -> float | None:
-        """Return the full drafts of an iteration: as set, or what a window holds; None if not measured."""
+        """Return an iteration's number of full drafts: as set, or what fits a window; None until measured."""
         if self._settings.drafts:
             return self._settings.drafts
         held = self._explorer.forecast.budget(self._groups(devices))
         if held is None:
             return None
-        # The monitor's drafts take their share, with the rows that fill up their batches.
+        # The monitor's drafts take their share, including the rows that pad their batches.
         size, counts = self._config.sampling.batch_size, Counter(task.fidelity for task in rescores)
         taken = sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
         return max(0.0, headroom * held - taken)
 
     def _groups(self, devices: int) -> int:
-        """Return the batches that these devices make at a time: devices that share a draft make one."""
+        """Return how many batches these devices make at a time; devices that share a draft make one."""
         return -(-devices // self._config.sequence_parallel.explore)
 
     def _at_once(self, devices: int) -> int:
-        """Return the same for the planner: 1 for a set number of drafts, whose plan no fleet changes."""
+        """Return the same for the planner: 1 for a set number of drafts, so no fleet changes its plan."""
         return 1 if self._settings.drafts else self._groups(devices)
 
     def _limits(self, window: TrainingWindow | None, stops: bool) -> DraftLimits:
@@ -310,7 +310,7 @@ class SeedSearch:
         planner: DraftPlanner,
         rescores: Sequence[DraftTask],
     ) -> DraftPhase:
-        """Return a phase of a planner's drafts, for the devices that hold these weights."""
+        """Return a phase of a planner's drafts for the devices with these weights."""
         source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, version))
         judge = partial(self._scoring.judge, prompts=self._prompts)
         return DraftPhase(rescores, source, judge, version, limits)
@@ -339,14 +339,14 @@ class SeedSearch:
         return DraftTask(request, draft.fidelity, round_)
 
     def _no_device(self, iteration: int) -> tuple[Note, ...]:
-        """Return the note that no device can draft, the first time only."""
+        """Return the note that no device can draft; first time only."""
         if self._said_no_device:
             return ()
         self._said_no_device = True
         return ((
             "exploration",
-            f"no device beside the trainer holds the weights to draft seeds with for iteration {iteration}: "
-            "its seeds are plain. Devices that were lost draft again once their replacements have loaded",
+            f"only the trainer holds the weights to draft seeds for iteration {iteration}, so its seeds are "
+            "plain. Drafting resumes once replacements of lost devices have loaded",
         ),)  # fmt: skip
 
 

@@ -1,11 +1,11 @@
-"""The devices that train, called at the same time.
+"""The devices that train, called together.
 
 - Joint calls reach all trainers in the same order, whichever threads make them.
-- With one shard (`algorithm.gradient_shards`), several trainers divide the weights, and end together. With
+- With one shard (`algorithm.gradient_shards`), several trainers divide the weights and end together. With
   more, each has the run's whole state and computes some shards. If one is lost, the others compute its shards
-  to the same bits; its replacement gets the state of another trainer between two iterations.
-- Spot devices may be among those. They come after the reserved ones, of which the first answers for all; the
-  loss of the last reserved one ends the run.
+  to the same bits; its replacement gets another trainer's state between two iterations.
+- Trainers with the whole state may include spot devices. They come after the reserved ones, the first of
+  which answers for all; losing the last reserved one ends the run.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _GRACE_S = 10.0
-"""Seconds after the first failure for the others to end, or for Ray to report which one is gone."""
+"""Seconds after the first failure for the others to end or for Ray to report which one is gone."""
 
 LOOK_EVERY_S = 0.5
-"""Seconds between two calls of `look` while a call is waited for."""
+"""Seconds between two calls of `look` during a wait."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,21 @@ class Asked(Generic[R]):
 class Trainers:
     """One training device, or several that train together.
 
-    If several divide the weights and one of them fails, the others may wait for it forever. So all are ended,
+    If several divide the weights and one fails, the others may wait for it forever. So all are ended
     unless every one has answered, for instance with the same refusal.
 
     Args:
         devices: training devices; the first one answers for all.
         limit_s: seconds that a call may take.
-        share: function that puts a value into the object store once, for all that receive it.
-        look: function called repeatedly while a call is waited for, in the same thread.
+        share: puts a value into the object store once, for all recipients.
+        look: called repeatedly during a wait, in the same thread.
         shards: `algorithm.gradient_shards`.
-        on_lost: function called with each trainer that is lost while others go on, and the reason.
-        at_boundary: function called before an iteration, before its last samples and between two updates,
-            where spot trainers may be dropped: others then compute their shards.
+        on_lost: called with each trainer that is lost while others continue, and the reason.
+        at_boundary: called before an iteration, before its last samples and between two updates, when
+            spot trainers may be dropped; others then compute their shards.
 
     Attributes:
-        training: True from the beginning of an iteration until its training has ended.
+        training: True from the start of an iteration until its training ends.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Trainers:
         return all(device.holds == version for device in self.devices)
 
     def use_training_weights(self, version: WeightsVersion) -> str:
-        """Make all use the trained weights, which have this version.
+        """Make all use the trained weights, under this version.
 
         Returns:
             The digest of the weights.
@@ -130,7 +130,7 @@ class Trainers:
         return Weights(version, digest, self._share(self.ask_leader(Worker.weights)))
 
     def publish_average(self, version: WeightsVersion) -> Weights:
-        """Make the moving average of the trained weights, which has this version, available to the workers.
+        """Make the trained weights' moving average available to the workers, under this version.
 
         Raises:
             RuntimeFailure: if a device is gone or hangs.
@@ -139,7 +139,7 @@ class Trainers:
         return Weights(version, weights_digest(state), self._share(state))
 
     def state(self, method: Callable[[Worker], R]) -> R:
-        """Call a method that returns a state which trainers may have divided.
+        """Call a method that returns a state that trainers may have divided.
 
         Raises:
             RuntimeFailure: if a device is gone or hangs.
@@ -147,12 +147,12 @@ class Trainers:
         return self.ask_leader(method) if self._count > 1 else self.ask(method)
 
     def set_kl_weight(self, weight: float) -> None:
-        """Make all use another weight of the KL, also those that come later."""
+        """Set the KL weight of all trainers, including later ones."""
         self._kl_weight = weight
         self.ask(Worker.set_kl_weight, weight)
 
     def begin_iteration(self) -> Asked[None]:
-        """Let all begin an iteration, each with its shards; those that divide the weights have the one."""
+        """Let all begin an iteration, each with its shards; trainers that divide the weights share one."""
         if self._count == 1:
             return self.begin(Worker.begin_training, [0])
         self._at_boundary()
@@ -161,7 +161,7 @@ class Trainers:
         return self._begin_each(Worker.begin_training, lambda device: (self._shards[device.name],))
 
     def train(self, samples: Sequence[TrainingSample], updates: int) -> TrainingReport:
-        """Add an iteration's last samples, and take its training steps.
+        """Add an iteration's last samples and take its training steps.
 
         Args:
             samples: samples as in `Trainer.add`.
@@ -185,7 +185,7 @@ class Trainers:
             self.training = False
 
     def _sum(self, update: int) -> ShardSum:
-        """Return the sum of all shards of an update; trainers compute those of one lost meanwhile."""
+        """Return the sum of an update's shards; trainers also compute those of any trainer lost meanwhile."""
         parts: dict[Span, ShardSum] = {}
         missing = range(self._count)
         while missing:
@@ -197,11 +197,11 @@ class Trainers:
         return joined(parts, (0, self._count))
 
     def _work(self, update: int, missing: Sequence[int], device: Device) -> tuple[int, list[int]]:
-        """Return the shards of an update that a trainer has to compute."""
+        """Return the shards of an update that a trainer must compute."""
         return update, [shard for shard in self._shards[device.name] if shard in missing]
 
     def _spread(self) -> None:
-        """Give the shards that no present trainer has to all of them."""
+        """Divide the shards of absent trainers among the present ones."""
         self._shards = {device.name: self._shards.get(device.name, []) for device in self.devices}
         held = set(chain(*self._shards.values()))
         free = [shard for shard in range(self._count) if shard not in held]
@@ -212,11 +212,11 @@ class Trainers:
         """Let more devices train from the next iteration on, once they have the trainers' state.
 
         Args:
-            devices: devices that were started to train.
+            devices: devices started to train.
             weights: current weights, which all trainers hold.
 
         Raises:
-            RuntimeFailure: if one then holds other weights than they do.
+            RuntimeFailure: if one then holds different weights.
         """
         blobs = self._share(self.ask_leader(Worker.blobs))
         self._joining = tuple(devices)
@@ -234,13 +234,13 @@ class Trainers:
             self._joining = ()
 
     def drop(self, device: Device) -> None:
-        """Go on without a spot device; what it computed of an unfinished update is computed again."""
+        """Continue without a spot device; its part of an unfinished update is recomputed."""
         with self._asking:
             self.devices = _without(device, self.devices)
             self._joining = _without(device, self._joining)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """Go on without a trainer, or one that joins.
+        """Continue without a trainer, or without one that was joining.
 
         Raises:
             RuntimeFailure: if no other reserved one has the run's whole state.
@@ -281,10 +281,10 @@ class Trainers:
         return self._answers(asked)[0]
 
     def ask_leader(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a method that needs no other device on the first one alone, and wait.
+        """Call a method that needs no other device on the first trainer alone, and wait.
 
         Raises:
-            RuntimeFailure: if it is gone or hangs, and no other one has the run's whole state.
+            RuntimeFailure: if it is gone or hangs and no other trainer has the run's whole state.
         """
         while True:
             for answer in self._answers(self._begin(self.devices[:1], method, *args, **kwargs)):
@@ -313,7 +313,7 @@ class Trainers:
         return Asked(method.__name__, devices, calls)
 
     def _answers(self, asked: Asked[R]) -> list[R]:
-        """Wait until all have answered; return the answers of those that are not lost."""
+        """Wait until all have answered; return the answers of those not lost."""
         if self._count > 1:
             return self._answers_of_present(asked)
         devices, calls = asked.devices, asked.calls
@@ -353,8 +353,8 @@ class Trainers:
         return [call.result() for call in asked.calls if call.done() and call.exception() is None]
 
     def _silent(self, named: str, method: str) -> WorkerLostError:
-        reason = f"{named} did not answer {method!r} in {self._limit_s:g} s and was ended"
-        return WorkerLostError(f"{reason}; for more, raise runtime.lease_s")
+        reason = f"{named} did not answer {method!r} within {self._limit_s:g} s and was killed"
+        return WorkerLostError(f"{reason}; to allow more time, raise runtime.lease_s")
 
     def _wait(self, calls: Sequence[Future[Any]]) -> set[Future[Any]]:
         """Wait until all have ended, one has failed, or time is up; return those that have not ended."""
@@ -369,7 +369,7 @@ class Trainers:
 
 
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:
-    """Return the error that ends a run which has lost a training device."""
+    """Return the error that ends a run after losing a training device."""
     return RuntimeFailure(f"the trainer's process is gone ({error}); nothing committed is lost")
 
 
@@ -378,7 +378,7 @@ def _without(device: Device, devices: tuple[Device, ...]) -> tuple[Device, ...]:
 
 
 def _consequence(error: BaseException) -> int:
-    """Return a rank that is higher, the more likely the error follows from another device's failure."""
+    """Return a rank that rises with the likelihood that another device's failure caused the error."""
     if isinstance(error, WorkerLostError):
         return 0
     return 2 if isinstance(error, GroupBrokenError) else 1

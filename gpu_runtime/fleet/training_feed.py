@@ -1,6 +1,6 @@
-"""The prompt groups fed to the devices that train, as soon as they are judged.
+"""Feeds prompt groups to the training devices as soon as they are judged.
 
-Groups are given in the order of their prompts, and no weight changes before the whole iteration is known.
+Groups go in prompt order, and no weight changes before the whole iteration is known.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _Judged = tuple[GeneratedSample, Future[Score]]
 class TrainingFeed(GroupFeed[_Identity]):
     """A feed of prompt groups to the trainers, which accumulate the first update's gradients meanwhile.
 
-    Groups are given in the order of their prompts: during a rollout to trainers that find nothing more to
-    roll out, then while the last scores are awaited. None is given early if advantages depend on all rewards
-    (`algorithm.advantage_std = "batch"`). No weight changes before `finish`, and its argument decides: if the
+    Groups go in prompt order: during a rollout, to trainers with nothing left to roll out; then during the
+    wait for the last scores. None goes early if advantages depend on all rewards
+    (`algorithm.advantage_std = "batch"`). No weight changes before `finish`, whose argument decides: if the
     groups given so far are not its first ones, the trainers start over.
 
     Args:
-        enter: function that records a device's state from now on; callable from any thread.
+        enter: records a device's state from now on; callable from any thread.
 
     Attributes:
         time: training time of the last iteration; `beside_s` is the part before `finish`.
@@ -69,7 +69,7 @@ class TrainingFeed(GroupFeed[_Identity]):
         self.time = TrainingTime()
 
     def expect(self, requests: Sequence[SampleRequest], policy_version: int) -> None:
-        """Expect the samples of an iteration; groups given from another one are not trained on."""
+        """Expect an iteration's samples; groups given from another iteration are not trained on."""
         self.abandon()
         self._policy_version = policy_version
         early = () if self._algorithm.advantage_std == "batch" else requests
@@ -101,7 +101,7 @@ class TrainingFeed(GroupFeed[_Identity]):
             self._give_next(generates=False)
 
     def finish(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Give the trainers the remaining groups, and let them take the training steps.
+        """Give the trainers the remaining groups and let them take the training steps.
 
         Raises:
             RuntimeFailure: if a trainer is gone or hangs.
@@ -111,7 +111,7 @@ class TrainingFeed(GroupFeed[_Identity]):
         with self._lock:
             running_s = time.monotonic() - self._since_s if self._under_way.total() else 0.0
             beside_s = self._busy_s + running_s if self._asked else 0.0
-        # Without any contrast nothing is learned, and no weight should change.
+        # Without contrast there is nothing to learn, and no weight should change.
         learned = samples if any(sample.advantage for sample in samples) else ()
         ordered = sorted(learned, key=lambda sample: sample.request)
         given = len(self._given)
@@ -132,14 +132,14 @@ class TrainingFeed(GroupFeed[_Identity]):
             for device in devices:
                 self._leave_training(device)
         self.time = TrainingTime(beside_s + time.monotonic() - began_s, beside_s)
-        if report.training_steps:  # without any, it says nothing of the next one
+        if report.training_steps:  # without any, its time does not predict the next one
             self._trained_s.append(self.time.whole_s)
         return report
 
     def abandon(self) -> None:
-        """Discard what was given: it is not trained on after all."""
+        """Discard the groups given so far: they are not trained on after all."""
         if self._asked:
-            # Their weights may be sharded: they must be asked for them before anything else.
+            # Their weights may be sharded, so gather them before anything else.
             for device in self._trainers.devices:
                 device.holds = None
         self._forget()
@@ -150,7 +150,7 @@ class TrainingFeed(GroupFeed[_Identity]):
         self._given, self._asked = [], []
 
     def _give_next(self, generates: bool) -> Asked[None] | None:
-        """Give trainers, which may roll out after it, the next group; None if it is not trained on."""
+        """Give trainers, which may roll out afterwards, the next group; None if it is not trained on."""
         judged = [self._there[identity] for identity in self._groups.popleft()]
         if any(score.exception() is not None or score.result().error is not None for _, score in judged):
             return None
@@ -172,7 +172,7 @@ class TrainingFeed(GroupFeed[_Identity]):
         return asked
 
     def _enter_training(self, devices: Sequence[Device]) -> None:
-        """Record trainers as training until each has left as often as it has entered."""
+        """Record trainers as training until each has left as often as it entered."""
         names = [device.name for device in devices]
         with self._lock:
             if not self._under_way.total():

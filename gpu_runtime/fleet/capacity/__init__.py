@@ -1,1 +1,1 @@
-"""Where spot instances come from, one file a provider: it offers them, gets more and takes them back."""
+"""Providers of spot instances, one per file: each offers instances, gets more and takes them back."""

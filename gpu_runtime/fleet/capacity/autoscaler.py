@@ -1,9 +1,9 @@
-"""The cluster's autoscaler as a provider: asked for devices, it adds instances or takes them away.
+"""The cluster's autoscaler as a provider: it adds or removes instances to match the devices requested.
 
-Ray places workers, so an offer is not an instance but one of the cluster's devices. It stays until
-the run releases it: the cluster itself reports the worker of a lost instance, and the number of devices does
-not say which one is gone. A worker that ends leaves its instance without work, and the autoscaler takes idle
-instances back.
+Ray places workers, so an offer is one of the cluster's devices rather than an instance. It stays until the
+run releases it: the number of devices does not show which one is gone, and the cluster itself reports the
+worker of a lost instance. When a worker ends, its instance is idle, and the autoscaler takes idle instances
+back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from storage.errors import CapacityError
 
 
 class AutoscalerCapacity(CapacityProvider):
-    """A provider that asks the autoscaler of the run's cluster."""
+    """A provider that uses the autoscaler of the run's cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class AutoscalerCapacity(CapacityProvider):
         self._numbers = count()
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """See `CapacityProvider`; the autoscaler is asked when the number changes.
+        """See `CapacityProvider`; requests from the autoscaler whenever the number changes.
 
         It keeps retrying what it cannot do; `ray status` shows why.
         """
@@ -37,7 +37,7 @@ class AutoscalerCapacity(CapacityProvider):
             return
         try:
             self._cluster.request_spot_devices(devices)
-        except CapacityError as error:  # asked again with the next iteration
+        except CapacityError as error:  # requested again with the next iteration
             self._troubles.append(str(error))
         else:
             self._asked = devices
@@ -50,7 +50,7 @@ class AutoscalerCapacity(CapacityProvider):
         return list(self._held)
 
     def release(self, instance: str) -> None:
-        """See `CapacityProvider`; the end of the worker has left its instance without work."""
+        """See `CapacityProvider`; the instance is idle since its worker ended."""
         self._held = [offer for offer in self._held if offer.instance != instance]
 
     def close(self) -> None:

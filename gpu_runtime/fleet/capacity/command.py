@@ -1,10 +1,10 @@
-"""Two shell commands of the user as a provider: one acquires instances, the other gives one back.
+"""Two of the user's shell commands as a provider: one acquires instances, the other gives one back.
 
-`acquire` gets `{"devices": 2, "deadline_s": 60.0, "cluster": "10.0.0.5:6379", "held": ["i-1"]}` as its
+`acquire` reads `{"devices": 2, "deadline_s": 60.0, "cluster": "10.0.0.5:6379", "held": ["i-1"]}` from its
 standard input and writes `{"instances": [{"instance": "i-2", "devices": 2, "usd_per_hour": 2.5}]}` to its
-standard output; `devices` and `usd_per_hour` are optional. It may return fewer devices than asked for, or
-none: it is asked again with the next iteration. `release` gets `{"instance": "i-2"}`, also for an instance
-that is already gone. Both must exit with status 0; if one does not, its standard error is shown.
+standard output; `devices` and `usd_per_hour` are optional. It may return fewer devices than requested, or
+none; the next iteration asks again. `release` reads `{"instance": "i-2"}`, even for an instance that is
+already gone. Both must exit with status 0; otherwise their standard error is shown.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class CommandOptions(Section):
     """Shell command that gives one back."""
 
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
-    """Seconds after which a command is killed, with all processes that it has started."""
+    """Seconds after which a command is killed, with all processes that it started."""
 
     def check(self) -> None:
-        """Refuse commands that the shell cannot read or whose program is missing, without running them.
+        """Refuse commands that the shell cannot parse or whose program is missing, without running them.
 
         Raises:
             ConfigurationError: a command is refused; the message names it and the reason.
@@ -62,11 +62,11 @@ class CommandOptions(Section):
                 shlex.split(command)
             except ValueError as error:
                 raise ConfigurationError(
-                    f"{setting}: {_SHELL} cannot read it ({one_line(str(error))}); try it in a shell"
+                    f"{setting}: {_SHELL} cannot parse it ({one_line(str(error))}); try it in a shell"
                 ) from error
             program = re.match(r"\s*([\w./~+-]+)(?=\s|$)", command)
             if program is None or program[1] in _OF_THE_SHELL:
-                continue  # begins with a variable or a bracket: known only once it runs
+                continue  # begins with a variable or a bracket, so the program is known only once it runs
             if shutil.which(os.path.expanduser(program[1])) is None:
                 raise ConfigurationError(
                     f"{setting}: there is no program {program[1]} to run; give its path, or install it"
@@ -74,7 +74,7 @@ class CommandOptions(Section):
 
 
 class AcquiredInstance(Section):
-    """An instance in the answer of `acquire`."""
+    """An instance in `acquire`'s answer."""
 
     instance: str = Field(min_length=1, max_length=200)
     devices: int = Field(default=1, ge=1, le=_MOST_DEVICES)
@@ -88,7 +88,7 @@ class AcquireAnswer(Section):
 
 
 class CommandCapacity(CapacityProvider):
-    """A provider that runs the commands, one at a time, in a thread; `cluster` is the one to join, if any."""
+    """A provider that runs the commands one at a time in a thread; instances join `cluster`, if given."""
 
     def __init__(self, options: CommandOptions, cluster: str = "") -> None:
         super().__init__()
@@ -121,11 +121,11 @@ class CommandCapacity(CapacityProvider):
                 self._commands.submit(self._give_back, instance)
 
     def close(self) -> None:
-        """Give back all instances, including those that a running `acquire` still brings, and wait for it."""
+        """Give back all instances, including those from an `acquire` still running, and wait for it."""
         with self._lock:
             self._closing = True
         if self._acquiring is not None:
-            # Killed half-way, it might leave an instance that is paid for but that no program knows of.
+            # Killed half-way, it might leave an instance that is paid for but unknown to any program.
             wait([self._acquiring], timeout=_CLOSE_S)
             with self._lock:
                 if self._acquires is not None:
@@ -136,7 +136,7 @@ class CommandCapacity(CapacityProvider):
         self._commands.shutdown()
 
     def _acquire(self, asked: dict[str, Any]) -> None:
-        if self._closing:  # it was waiting for a `release` to end
+        if self._closing:  # set while it waited for a `release` to end
             return
         try:
             found = AcquireAnswer.model_validate(
@@ -148,7 +148,7 @@ class CommandCapacity(CapacityProvider):
         except (ValidationError, ValueError) as error:
             self._note(
                 f"runtime.options.acquire did not write JSON of the form "
-                f'{{"instances": [{{"instance": "NAME"}}]}}, and what it acquired may still be paid for: '
+                f'{{"instances": [{{"instance": "NAME"}}]}}; what it acquired may still be paid for: '
                 f"{one_line(str(error))}"
             )
             return
@@ -166,7 +166,7 @@ class CommandCapacity(CapacityProvider):
         """Run a command and return its standard output.
 
         Raises:
-            CapacityError: the command failed, or took too long.
+            CapacityError: the command failed or took too long.
         """
         try:
             # Not through pipes: a process that the command leaves running would hold them open.
@@ -187,12 +187,12 @@ class CommandCapacity(CapacityProvider):
         if process.returncode:
             raise CapacityError(
                 f"runtime.options.{name} ended with status {process.returncode}: "
-                f"{one_line(errors.strip()) or 'it said nothing'}"
+                f"{one_line(errors.strip()) or 'it wrote no error message'}"
             )
         return answer
 
     def _finish(self, name: str, process: subprocess.Popen[str], given: dict[str, Any]) -> None:
-        """Give a command its input, and wait until it has ended; CapacityError if that takes too long."""
+        """Give a command its input and wait until it ends; CapacityError if that takes too long."""
         if name == "acquire":
             with self._lock:
                 self._acquires = process
@@ -216,6 +216,6 @@ class CommandCapacity(CapacityProvider):
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a command with all processes of its group."""
+    """Kill a command and all processes of its group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

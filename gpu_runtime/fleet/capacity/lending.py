@@ -1,10 +1,10 @@
-"""A serving fleet as a provider: it lends the devices that it does not need over HTTP, and calls them back.
+"""A serving fleet as a provider: over HTTP, it lends devices that it does not need and calls them back.
 
 There are three requests, all in JSON. `POST /wanted` with `{"devices": 2, "deadline_s": 60.0}` states what
-the run could use. `GET /offered` answers with the instances lent now:
-`{"instances": [{"instance": "gpu-3", "devices": 1, "called_back": ""}]}`; `called_back` is the reason, in
-words, why one has to be given back. `POST /release` with `{"instance": "gpu-3"}` gives one back. The run asks
-every second; what a silent server lent stays lent. `examples/lending_server.py` is a small such server.
+the run could use. `GET /offered` returns the instances lent now:
+`{"instances": [{"instance": "gpu-3", "devices": 1, "called_back": ""}]}`; `called_back` is the reason, as
+text, why an instance must be given back. `POST /release` with `{"instance": "gpu-3"}` gives one back. The run
+polls every second; a silent server's loans continue. `examples/lending_server.py` is a small server.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _ASK_EVERY_S = 1.0
 
 _LAST_TRIES = 3
-"""Times that a lender is asked to take all devices back once the run ends."""
+"""Attempts to return all devices to the lender when the run ends."""
 
 _LATER = (408, 425, 429)
-"""Status codes of temporary refusals: the same message may be accepted later."""
+"""Status codes of temporary refusals: the same request may be accepted later."""
 
 
 class LendingOptions(Section):
@@ -42,12 +42,12 @@ class LendingOptions(Section):
     """Seconds that the lender may take to answer."""
 
     def check(self) -> None:
-        """Check that the lender answers, by asking it once.
+        """Check with one request that the lender answers.
 
         Raises:
             ConfigurationError: the lender does not answer, or its answer is malformed.
         """
-        import httpx  # here, as below: the registry is imported by commands that answer within a second
+        import httpx  # here and below, because commands that must answer within a second import the registry
 
         try:
             with httpx.Client(base_url=self.url, timeout=self.timeout_s) as client:
@@ -85,12 +85,12 @@ def lent_by(client: httpx.Client) -> list[Offer]:
     except httpx.HTTPError as error:
         raise CapacityError(f"the lender does not answer: {one_line(str(error))}") from error
     except ValidationError as error:
-        raise CapacityError(f"the lender answers otherwise than a lender: {one_line(str(error))}") from error
+        raise CapacityError(f"the lender's answer is malformed: {one_line(str(error))}") from error
     return [Offer(one.instance, one.devices, one.usd_per_hour, one.called_back) for one in lent.instances]
 
 
 class LendingCapacity(CapacityProvider):
-    """A provider that asks a lender in a background thread."""
+    """A provider that polls a lender in a background thread."""
 
     def __init__(self, options: LendingOptions, ask_every_s: float = _ASK_EVERY_S) -> None:
         import httpx
@@ -101,7 +101,7 @@ class LendingCapacity(CapacityProvider):
         self._offers: list[Offer] = []
         self._to_say: list[tuple[str, dict[str, Any]]] = []
         self._released: set[str] = set()
-        self._refused: set[str] = set()  # released, but the lender refused it: not released again
+        self._refused: set[str] = set()  # releases that the lender refused; not retried
         self._silent = False
         self._wake = threading.Event()
         self._closing = False
@@ -122,7 +122,7 @@ class LendingCapacity(CapacityProvider):
         self._say("/release", {"instance": instance})
 
     def close(self) -> None:
-        """Set the wanted number of devices to 0 and give all back, before returning."""
+        """Set the wanted number of devices to 0, and give all back before returning."""
         self.wanted(0, None)
         for offer in self.offered():
             self.release(offer.instance)
@@ -152,7 +152,7 @@ class LendingCapacity(CapacityProvider):
             else:
                 with self._lock:
                     self._offers, self._silent = offers, False
-                    # An instance still offered after its release has reached the lender is lent again.
+                    # An instance still offered after its release reached the lender is a new loan.
                     said = {body["instance"] for path, body in self._to_say if path == "/release"}
                     self._refused &= {offer.instance for offer in offers}
                     self._released &= said | self._refused
@@ -164,7 +164,7 @@ class LendingCapacity(CapacityProvider):
             self._wake.clear()
 
     def _say_all(self) -> None:
-        """Send the messages in order; one without an answer is sent again, a refused one is not."""
+        """Send the messages in order; retry those without an answer, but not refused ones."""
         import httpx
 
         while True:
@@ -177,7 +177,7 @@ class LendingCapacity(CapacityProvider):
                 if not answer.is_client_error or answer.status_code in _LATER:
                     answer.raise_for_status()
             except httpx.HTTPError as error:
-                raise CapacityError(f"the lender does not take {path}: {one_line(str(error))}") from error
+                raise CapacityError(f"the lender did not accept {path}: {one_line(str(error))}") from error
             with self._lock:
                 self._to_say.pop(0)
                 if answer.is_client_error:

@@ -15,7 +15,7 @@ class Offer:
     Attributes:
         instance: name, unique among the offers.
         usd_per_hour: price of a device; None for `price.spot_usd_per_hour`.
-        called_back: reason, in words, why it has to be given back soon; empty if it may stay.
+        called_back: reason, as text, why it must be given back soon; empty if it may stay.
     """
 
     instance: str
@@ -27,7 +27,7 @@ class Offer:
 class CapacityProvider(ABC):
     """A source of spot instances. No call blocks: slow work runs in the background.
 
-    Subclasses add to `_troubles`, under `_lock` where several threads do.
+    Subclasses add to `_troubles`, under `_lock` if several threads do.
     """
 
     def __init__(self) -> None:
@@ -36,34 +36,34 @@ class CapacityProvider(ABC):
 
     @abstractmethod
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """Set how many devices the run wants from now on, including those that it has.
+        """Set how many devices the run wants from now on, including those it has.
 
-        A lower number takes none away: the run chooses with `release` which ones go.
+        A lower number takes none away: the run chooses which to `release`.
 
         Args:
-            deadline_s: seconds after which more devices are of no use; None if that is not known.
+            deadline_s: seconds after which more devices are useless; None if unknown.
         """
 
     @abstractmethod
     def offered(self) -> Sequence[Offer]:
-        """Return the instances that the run may use now, in the order in which they came.
+        """Return the instances that the run may use now, in order of arrival.
 
-        An instance that is no longer among them is gone.
+        An instance missing from them is gone.
         """
 
     @abstractmethod
     def release(self, instance: str) -> None:
-        """Release an instance that the run no longer uses: it was given back, or its worker died.
+        """Release an instance that the run no longer uses, because it gave it back or its worker died.
 
-        It is not offered again under this name, unless the provider starts it again.
+        It is not offered again under this name unless the provider restarts it.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give all instances back at the end of the run, and wait until that is done."""
+        """Give all instances back at the end of the run, and wait for completion."""
 
     def take_troubles(self) -> list[str]:
-        """Return what went wrong since the last call, in words."""
+        """Return problems since the last call, as text."""
         with self._lock:
             taken, self._troubles = self._troubles, []
         return taken

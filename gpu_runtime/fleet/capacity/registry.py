@@ -21,12 +21,12 @@ from storage.errors import ConfigurationError, TraceError
 
 @dataclass(frozen=True)
 class CapacityPlugin:
-    """A provider that `runtime.capacity` can name, and how settings become one.
+    """A provider that `runtime.capacity` can name, and how to build it from settings.
 
     Attributes:
-        build: function that makes it from the run's `[runtime]`, cluster and options; None if the settings
-            alone fix the number of devices.
-        check: function that refuses unusable settings with `ConfigurationError`, before anything starts.
+        build: builds it from the run's `[runtime]`, cluster and options; None if the settings alone fix the
+            number of devices.
+        check: refuses unusable settings with `ConfigurationError` before anything starts.
     """
 
     build: Callable[[RuntimeConfig, Cluster, Any], CapacityProvider] | None
@@ -44,9 +44,9 @@ def _check_trace(runtime: RuntimeConfig, options: TraceOptions) -> None:
 def _check_autoscaler(runtime: RuntimeConfig, options: NoOptions) -> None:
     if not runtime.ray_address:
         raise ConfigurationError(
-            f"runtime.capacity = {runtime.capacity!r} asks the autoscaler of a Ray cluster, but "
+            f"runtime.capacity = {runtime.capacity!r} needs the autoscaler of a Ray cluster, but "
             f"runtime.cluster = {runtime.cluster!r} starts processes on this machine; give the "
-            "address of a cluster that has an autoscaler, or leave runtime.capacity out"
+            "address of a cluster with an autoscaler, or omit runtime.capacity"
         )
 
 
@@ -54,14 +54,14 @@ def _refuse_misfits(config: RunConfig, plugin: CapacityPlugin, options: Section)
     runtime, named = config.runtime, f"runtime.capacity = {config.runtime.capacity!r}"
     if plugin.build is not None and runtime.spot_workers in (0, AUTO):
         raise ConfigurationError(
-            f"{named} decides how many spot devices there are, up to runtime.spot_workers, which is "
-            f"{runtime.spot_workers}; set it to the most that you would pay for"
+            f"{named} decides the number of spot devices, up to runtime.spot_workers, which is "
+            f"{runtime.spot_workers}; set it to the most you would pay for"
         )
     if plugin.build is not None and config.sequence_parallel.largest > 1:
         raise ConfigurationError(
-            f"{named} takes single devices in and gives them back, but sequence_parallel shares "
-            f"images between up to {config.sequence_parallel.largest} devices, which was never tried "
-            "together; leave one of them out"
+            f"{named} adds and returns single devices, but sequence_parallel shares "
+            f"images between up to {config.sequence_parallel.largest} devices; this combination is "
+            "untested, so omit one of them"
         )
 
 

@@ -1,4 +1,4 @@
-"""A trace as a provider: the instances are those of the recording. Nothing is rented."""
+"""A trace as a provider: it offers the recorded instances and rents nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TraceOptions(Section):
     """Seconds by which an instance is called back before its removal; 0 for a loss without notice."""
 
     def read(self) -> Trace:
-        """Return the trace as it is replayed.
+        """Return the trace to replay.
 
         Raises:
             TraceError: the file is missing or malformed.
@@ -44,7 +44,7 @@ class TraceOptions(Section):
         if self.begins_s:
             if self.begins_s >= trace.length_s:
                 raise ConfigurationError(
-                    f"runtime.options.begins_s is {self.begins_s:g} s, and the trace is {trace.length_s:g} s "
+                    f"runtime.options.begins_s is {self.begins_s:g} s, but the trace is {trace.length_s:g} s "
                     "long; lower it"
                 )
             trace = trace.clipped(self.begins_s, trace.length_s)
@@ -52,9 +52,9 @@ class TraceOptions(Section):
 
 
 class TraceCapacity(CapacityProvider):
-    """A provider that offers the instances of a trace, up to the number wanted, from its creation on.
+    """A provider that offers a trace's instances, up to the wanted number, from its creation on.
 
-    An instance that was given back is offered again while the trace has it, after those not yet offered.
+    It offers a returned instance again while the trace has it, after those not yet offered.
 
     Args:
         notice_s: seconds by which an instance is called back before its removal.
@@ -74,7 +74,7 @@ class TraceCapacity(CapacityProvider):
         self._lives: Counter[str] = Counter()
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """See `CapacityProvider`; devices that the trace does not have are not waited for."""
+        """See `CapacityProvider`; the run does not wait for devices that the trace lacks."""
         self._wanted = devices
 
     def offered(self) -> Sequence[Offer]:
@@ -101,7 +101,7 @@ class TraceCapacity(CapacityProvider):
         """Apply a step of the trace to its instance."""
         self._lives[step.instance] += step.kind == "add"
         life = self._lives[step.instance]
-        # An instance that returns is another one: the run may look only after both its loss and its return.
+        # A returning instance gets a new name: the run may first look after both its loss and its return.
         name = step.instance if life == 1 else f"{step.instance} (life {life})"
         if step.kind == "add":
             self._free.append(name)

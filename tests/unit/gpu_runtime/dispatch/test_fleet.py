@@ -515,7 +515,7 @@ def test_spot_devices_that_training_does_not_fit_go_on_generating():
     stage.fleet.register_trainers(FIRST, spot=True)
     assert stage.trainers == [TRAINER] and len(stage.fleet.workers(FIRST.version)) == 3
     (note,) = stage.fleet.collector.close().notes
-    assert note.startswith("spot devices train no more, as 4 failed; the last, spot-")
+    assert note.startswith("spot devices stop training because 4 failed; the last, spot-")
 
 
 def test_a_trainer_that_is_lost_while_free_slots_are_looked_for_gives_no_slot_two_workers(
@@ -583,4 +583,4 @@ def test_no_more_spot_devices_train_than_settings_allow_and_none_of_another_kind
     stage.fleet.register_trainers(FIRST, spot=True)
     assert stage.trainers == [TRAINER, TWO]
     (note,) = stage.fleet.collector.close().notes
-    assert note.startswith("spot-0 does not train: its device is NVIDIA L4, the trainers' is cpu")
+    assert note.startswith("spot-0 does not train: its device is NVIDIA L4, not cpu like the trainers")

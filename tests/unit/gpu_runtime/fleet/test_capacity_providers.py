@@ -204,7 +204,7 @@ class TestCommand:
         provider.close()
         assert provider.take_troubles() == [
             "i-1 may still be rented and paid for: runtime.options.release ended with status 1: "
-            "it said nothing"
+            "it wrote no error message"
         ]
 
     def test_commands_are_looked_at_before_a_run(self):
@@ -404,5 +404,5 @@ class TestSettings:
         missing = {"capacity": "trace", "options": {"file": "no-such-trace.csv"}}
         with pytest.raises(ConfigurationError, match=r"runtime\.options\.file.*no-such-trace"):
             check_capacity(RuntimeConfig.model_validate(missing))
-        with pytest.raises(ConfigurationError, match="asks the autoscaler of a Ray cluster"):
+        with pytest.raises(ConfigurationError, match="needs the autoscaler of a Ray cluster"):
             check_capacity(RuntimeConfig(capacity="ray"))

@@ -92,7 +92,7 @@ def test_a_lost_worker_s_place_is_taken_by_the_standby_and_another_one_is_starte
     assert stage.standbys() == [STANDBY, "standby-1"]
     lost, joined = stage.fleet.collector.close().device_events
     assert (lost.worker, lost.kind, joined.worker, joined.kind) == (ONE, "lost", "spot-0.1", "joined")
-    assert joined.detail.startswith("standby-0 took the place in 0.")
+    assert joined.detail.startswith("standby-0 took over in 0.")
     stage.lose(TWO)
     settle(stage)
     assert stage.holders() == [TRAINER, "spot-0.1", "spot-1.1"]

@@ -50,7 +50,7 @@ def test_a_finished_run(recorded: None):
     assert shown["Ratio deviation"].endswith("e-07")
     assert shown["Prompts without signal"].endswith("%")
     assert len(page.get("plotly_chart")) == 1 + 3 + 4, "score, quality, learning"
-    assert "One run seed." in "".join(caption.value for caption in page.caption)
+    assert "Only one run seed." in "".join(caption.value for caption in page.caption)
     gallery = pictures(page)
     assert gallery.count("data:image/png;base64,") == 24
     assert gallery.count("after 40 iterations</div>") == 12

@@ -180,7 +180,7 @@ def test_images_over_the_iterations(recorded: None):
     assert not page.exception
     assert large[0] not in [element.proto.body for element in page.get("html")]
     page.text_input[0].input("no such words").run()
-    assert "empty the field to see all" in captions(page)
+    assert "clear the field to see all" in captions(page)
 
 
 def chosen_evaluation(page: AppTest) -> str:

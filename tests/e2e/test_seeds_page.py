@@ -67,7 +67,7 @@ def test_a_finished_run(recorded: None, recorded_home: Home):
     Reporter(Console(file=said, width=200)).result(run_result(RunStore(recorded_home), "explored"))
     assert "ept groups have 1.7x the variance of random ones" in said.getvalue(), "as the page says"
     assert "explored :green-badge[finished]" in page.header[0].value
-    assert "Last iteration's weights still rank seeds well: rank correlation 0.9" in page.success[0].value
+    assert "The last iteration's weights still rank seeds well: rank correlation 0.9" in page.success[0].value
     assert "(median of 20 iterations)" in page.success[0].value
     assert "Kept groups have 1.7x the variance of random ones." in page.success[0].value
     shown = figures(page)
@@ -86,7 +86,7 @@ def test_a_finished_run(recorded: None, recorded_home: Home):
 def test_a_live_run_moves_on_keeps_what_was_chosen_and_ends(store: RunStore):
     live_run(store)
     page = opened()
-    assert "come with the first iteration" in sentences(page)
+    assert "appear with the first iteration" in sentences(page)
     begin = time.time()
     store.commit_iteration(explored(iteration_record("live", 1, begin)))
     read_anew()

@@ -104,7 +104,7 @@ def test_decisions_standbys_and_groups_have_tables_and_a_chart_where_there_are_a
     assert accounts.to_numpy().tolist() == [
         ["standby-0", 40.0, 11.0, 512.0, 1, 0], ["standby-1", 9.0, 8.0, 256.0, 0, 0],
     ]  # fmt: skip
-    assert "they hold no device" in captions(page) and "share every image" in captions(page)
+    assert "hold no device" in captions(page) and "share all its images" in captions(page)
     drawn = charts(page)["Which devices shared images"]
     assert "2 together" in drawn and "alone" in drawn and "reserved-0, spot-0" in drawn
 
@@ -163,7 +163,7 @@ def test_states_that_do_not_sum_to_the_bill(store: RunStore):
     text = page.error[0].value
     assert "do not sum to the bill" in text
     assert "the states differ from the paid device time by 17 % (at most 0.1 % is allowed)" in text
-    assert "most of all of reserved-0: 9.0 s less" in text
+    assert "most for reserved-0: 9.0 s less" in text
     assert "1 times a worker was in two states at once, first spot-0 in iteration 1 (explore, 3.0 s)" in text
     assert figures(page)["Unaccounted"] == "17 %"
 
@@ -221,7 +221,7 @@ def test_the_degree_that_measured_times_have_chosen(store: RunStore):
     store.commit_iteration(dataclasses.replace(record, groups=[both], step_times=later))
     page = opened()
     said = "\n".join(block.value for block in page.markdown)
-    assert "2 devices share an image" in said and "94 % of the time" in said  # 32 of 34 device-seconds
+    assert "2 devices share an image" in said and "94 % of these iterations" in said  # 32 of 34 s
     times: pd.DataFrame = page.dataframe[0].value
     assert times["a denoising step (s)"].tolist() == [1.0, 0.5]
     assert times["steps a device-second"].tolist() == [1.0, 1.0]

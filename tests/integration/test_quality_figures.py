@@ -137,7 +137,7 @@ def test_a_report_of_few_prompts_says_how_many_an_interval_needs(store: RunStore
         record = evaluation(iteration, 0.25, 0.1)
         store.commit_evaluation(dataclasses.replace(record, images=record.images[:prompts]))
     report = report_page(store, "r")
-    assert "A change has an interval from 8 prompts on." in report
+    assert "Changes have an interval from 8 prompts on." in report
     assert "<td>-</td><td>-</td>" in report and "<td>nan</td>" not in report
 
 

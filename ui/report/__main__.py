@@ -20,8 +20,8 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    # Outside a server Streamlit warns on import about each function of the pages that it cannot cache. Its
-    # setting of the level, in a file or a variable, is read only later.
+    # Outside a server, Streamlit warns on import about each function of the pages that it cannot cache. It
+    # reads its log level, from a file or a variable, only later.
     set_log_level("ERROR")
     with without_collections():
         from ui.report.report import write_report

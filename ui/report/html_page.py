@@ -1,7 +1,7 @@
-"""A report as one HTML file: sections of charts, pictures and tables; nothing in it is fetched.
+"""A report as one HTML file with sections of charts, pictures and tables; it fetches nothing.
 
-Everything that was recorded is escaped. The page's own policy (CSP) forbids the browser to load anything, so
-even a mistake here could not send or fetch data.
+Everything recorded is escaped. The page's content security policy (CSP) forbids the browser to load anything,
+so even a mistake here could not send or fetch data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ui.elements.palette import LEVEL_COLOURS
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _TEXT_COLOUR = (
-    "rgba(128,128,128,1)"  # for parts of a plot that the style sheet does not reach, such as a colour bar
+    "rgba(128,128,128,1)"  # for parts of a plot beyond the style sheet's reach, such as a colour bar
 )
 _GRID_COLOUR = "rgba(128,128,128,.25)"
 _MOST_ROWS = 200  # of a table
@@ -55,8 +55,8 @@ code {{font-size: .92em; overflow-wrap: anywhere;}} a {{color: inherit;}}
 }}
 """
 
-# All are drawn once the last of them is in the page: only then a grid has its columns, and a plot keeps the
-# width that it finds. On paper no plot adapts to the layout by itself.
+# Draw all plots once the last is in the page: only then does a grid have its columns, and a plot keeps its
+# initial width. On paper, plots do not adapt to the layout by themselves.
 _DRAWING = f"""
 const settings = {{displaylogo: false, responsive: true, modeBarButtons: [["toImage"]]}};
 const plots = JSON.parse(document.getElementById("plots").textContent);
@@ -80,7 +80,7 @@ class Report:
         self._body.append(f"<h2>{html.escape(title)}</h2>")
 
     def sentence(self, text: str, style: str = "") -> None:
-        """Add a paragraph; `**` marks bold text, backticks mark code, all else is shown as is."""
+        """Add a paragraph; `**` marks bold text, backticks mark code; everything else appears as is."""
         self._body.append(f'<p class="{html.escape(style)}">{inline_html(text)}</p>')
 
     def links(self, places: Sequence[Link]) -> None:
@@ -88,7 +88,7 @@ class Report:
         self._body.append(f'<ul class="places">{"".join(map(_place, places))}</ul>')
 
     def charts(self, figures: Sequence[go.Figure], wide: bool = False) -> None:
-        """Add plots beside each other, or each over the whole width, as a single one is."""
+        """Add plots beside each other, or each over the whole width, like a single one."""
         drawn = "".join(self._chart(figure) for figure in figures)
         self._body.append(f'<div class="plots{" wide" if wide or len(figures) == 1 else ""}">{drawn}</div>')
 
@@ -115,7 +115,7 @@ class Report:
         """Return the whole file."""
         title = html.escape(self.title)
         script = f"<script>{plotly.offline.get_plotlyjs()}</script>" if self._plots else ""
-        # plotly's JSON has `<`, `>` and `/` escaped, so that no text in it ends the element.
+        # plotly's JSON escapes `<`, `>` and `/`, so no text in it can end the element.
         plots = f'<script type="application/json" id="plots">[{",".join(self._plots)}]</script>'
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -147,7 +147,7 @@ def _place(link: Link) -> str:
 
 
 def inline_html(text: str) -> str:
-    """Return a sentence as HTML: escaped first, so that its marks give only bold text and code."""
+    """Return a sentence as HTML, escaped first, so its marks give only bold text and code."""
     escaped = html.escape(text)
     escaped = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", escaped)
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)

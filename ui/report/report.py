@@ -43,9 +43,7 @@ def write_report(store: RunStore, run_id: str, out: Path) -> None:
         StorageError: a file of the record is damaged.
     """
     if out.is_dir() or not out.parent.is_dir():
-        raise ConfigurationError(
-            f"cannot write {out}: it must be a file in a folder that exists; name another"
-        )
+        raise ConfigurationError(f"cannot write {out}: it must be a file in an existing folder; name another")
     page = report_page(store, run_id)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
@@ -57,7 +55,7 @@ def write_report(store: RunStore, run_id: str, out: Path) -> None:
 
 
 def report_page(store: RunStore, run_id: str) -> str:
-    """Return the report as HTML; the errors are those of `write_report`."""
+    """Return the report as HTML; raises the same errors as `write_report`."""
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
     with store.reading(run_id) as connection:
@@ -105,7 +103,7 @@ def _summary(report: Report, view: RunView, ledger: Ledger) -> None:
 def _scores(report: Report, view: RunView, quality: QualityView, store: RunStore) -> None:
     report.section("Convergence")
     if view.scores.empty and view.metrics.empty:
-        report.sentence("Nothing is scored yet.")
+        report.sentence("Nothing has been scored yet.")
         return
     axes: tuple[Axis, ...] = ("iteration", "time", "usd")
     report.charts([convergence.score_chart(view, "score", over, quality.judges) for over in axes])
@@ -115,7 +113,7 @@ def _scores(report: Report, view: RunView, quality: QualityView, store: RunStore
     if len(set(courses["run_id"].tolist())) > 1:
         report.charts([convergence.interval_chart(courses, seeds, "score")], wide=True)
         names = ", ".join(f"{run_id} (seed {seed})" for seed, run_id in seeds.items())
-        report.sentence(f"Runs that differ in the seed alone: {names}.", "note")
+        report.sentence(f"Runs that differ only in the seed: {names}.", "note")
     report.charts(convergence.learning_charts(view))
 
 
@@ -138,7 +136,7 @@ def _quality(report: Report, view: RunView, quality: QualityView) -> None:
         table = convergence.quality_table(quality.verdict)
         report.table(table)
         if any(change.prompts < LEAST_PROMPTS for change in quality.verdict.others):
-            report.sentence(f"A change has an interval from {LEAST_PROMPTS} prompts on.", "note")
+            report.sentence(f"Changes have an interval from {LEAST_PROMPTS} prompts on.", "note")
 
 
 def _health(report: Report, view: RunView, ledger: Ledger, quality: QualityView) -> None:
@@ -153,7 +151,7 @@ def _health(report: Report, view: RunView, ledger: Ledger, quality: QualityView)
 def _costs(report: Report, view: RunView, ledger: Ledger) -> None:
     report.section("Cost")
     if not ledger.entries:
-        report.sentence("Nothing is paid for yet.")
+        report.sentence("Nothing has been paid for yet.")
         return
     report.charts(bill_charts(view, ledger))
     if on_demand_cost(ledger, view.is_modelled) is not None:
@@ -161,7 +159,7 @@ def _costs(report: Report, view: RunView, ledger: Ledger) -> None:
     bill = bill_entries(ledger)
     if view.is_modelled:
         report.sentence(
-            f"{MODELLED} No device was rented: sums are time at the prices of the settings.", "note"
+            f"{MODELLED} No device was rented: amounts are time at the prices in the settings.", "note"
         )
         bill = bill.rename(columns={"usd": f"usd {MODELLED}"})
     report.table(bill)
@@ -172,7 +170,7 @@ def _devices(report: Report, view: RunView, connection: RecordConnection) -> Non
     run_id = view.row.run_id
     iterations = device_queries.recorded_iterations(connection, run_id)
     if not iterations:
-        report.sentence("No device time is recorded yet.")
+        report.sentence("No device time has been recorded yet.")
         return
     latest = iterations[-_DRAWN_ITERATIONS:]
     course = read_course(connection, run_id, latest[0], latest[-1])
@@ -187,7 +185,7 @@ def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:
     report.section("Seeds")
     seeds = seed_charts.read_seeds(connection, view.row.run_id)
     if not any(count > 0 for count in seeds.drafts["drafts"].tolist()):
-        report.sentence("This run has drafted no seeds.")
+        report.sentence("This run drafted no seeds.")
         return
     charts = [] if seeds.pairs.empty else [seed_charts.pair_chart(seeds.pairs)]
     charts += [seed_charts.rank_chart(view, view.least_spearman), seed_charts.spread_chart(view)]

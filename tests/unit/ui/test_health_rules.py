@@ -85,9 +85,9 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
 def test_idle_spot_devices_of_a_run_that_decided_to_stay_plain():
     book = ledger(("spot", "rollout", 40.0), ("spot", "idle", 41.0))
     run = view(exploration={"strategy": "auto"})
-    assert "Nothing was drafted yet" in found(rules.spot_idle, run, book).advice
+    assert "Nothing has been drafted yet" in found(rules.spot_idle, run, book).advice
     run.row.environment[DECISIONS] = "2 plain, 5 stale"
-    assert "Nothing was drafted yet" in found(rules.spot_idle, run, book).advice
+    assert "Nothing has been drafted yet" in found(rules.spot_idle, run, book).advice
     run.row.environment[DECISIONS] = "2 plain, 5 stale, 10 plain"
     assert found(rules.spot_idle, run, book).advice.startswith("Rent fewer spot devices")
 
@@ -146,7 +146,7 @@ def test_devices_that_never_joined_and_those_that_came_late():
 
     assert found(rules.starts, view(), joined()).level == "passed"
     late = found(rules.starts, view(), joined(failed_starts=3))
-    assert late.level == "warning" and "3 workers ended while they loaded" in late.text
+    assert late.level == "warning" and "3 workers ended while loading" in late.text
     absent = UnjoinedDevice("spot-0", 0, "no spot instance had room for it")
     assert found(rules.starts, view(), joined(unjoined=(absent,))).level == "warning"
     broken = UnjoinedDevice("spot-1", 4, "no model folder /x")

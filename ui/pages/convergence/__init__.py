@@ -1,1 +1,1 @@
-"""The course of a run: better or not, how fast, at what price, and the health of its training."""
+"""A run's progress: whether it improves, how fast, at what price, and the health of its training."""

@@ -27,16 +27,16 @@ _SIGNS = (  # metric, title, unit of the left axis (short, as the plots are low)
     ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
     ("kl", "KL to the reference policy", "KL (nats)", ".2~g"),
     ("clip_share", "Clipped denoising steps", "Share of those trained", SHARES),
-    ("pair_accuracy", "Pairs ordered as the reward does", "Share of the pairs", SHARES),
+    ("pair_accuracy", "Pairs ordered like the reward", "Share of the pairs", SHARES),
     ("pair_margin", "Margin of the better image", "Margin (nats)", ".2~g"),
 )
 
 
 def read_seed_courses(store: RunStore, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
-    """Return the runs that differ from one in the seed alone, by seed, and their scores if there are any."""
+    """Return the runs that differ from one only in the seed, by seed, and their scores if there are any."""
     with store.reading() as connection:
         alike = comparisons.alike_but_seed(connection, run_id)
-    # By name, so that the files of all other runs stay closed.
+    # By name, to keep the files of all other runs closed.
     with store.reading(*(alike or [run_id])) as connection:
         seeds = comparisons.runs_of_other_seeds(connection, run_id)
         others = list(seeds.values()) if len(seeds) > 1 else []
@@ -46,7 +46,7 @@ def read_seed_courses(store: RunStore, run_id: str) -> tuple[dict[int, str], pd.
 def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
     """Return the mean over runs at each iteration that all of them evaluated, and its 95 % interval.
 
-    The interval is Student's, so with two runs it is wide; it is cut at 0 and 1, where scores end.
+    The interval is Student's, so it is wide with two runs; it is clipped to scores' range, 0 to 1.
     Columns iteration, mean, low, high, seeds; empty if fewer than two runs share an iteration.
     """
     runs = len(set(courses["run_id"].tolist()))
@@ -60,7 +60,7 @@ def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
 
 
 def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFrame | None = None) -> go.Figure:
-    """Chart held-out results (bold), training's (thin), the second judge's, the level at the start (dashed).
+    """Chart held-out results (bold), training's (thin), the second judge's, and the initial level (dashed).
 
     Args:
         judges: columns iteration and `judge`, if there is a second judge; drawn beside the score.
@@ -83,7 +83,7 @@ def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFram
     if not view.scores.empty:
         before = float(view.scores[measure].iloc[0])
         add_level(figure, before, f"before training {before:.2f}")
-    # The first score alone is at 0, not between -1 and 1.
+    # A single first score is at 0, not between -1 and 1.
     return laid_out(figure, heading, bottom, measure_title(measure), xaxis_rangemode="nonnegative")
 
 
@@ -118,7 +118,7 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
 
 
 def learning_charts(view: RunView) -> list[go.Figure]:
-    """Return a plot for each measured figure that the objective has; the ratio's with its limit."""
+    """Return a plot for each measured figure of the objective; the ratio's shows its limit."""
     courses = view.learning_courses()
     limit = view.number("algorithm", "ratio_tolerance")
     figures = []
@@ -144,7 +144,7 @@ _TITLES: dict[Group, str] = {  # the second judge is drawn beside the score
 
 
 def quality_charts(quality: QualityView) -> list[go.Figure]:
-    """Return a chart for each group of measured figures: their change since before training."""
+    """Return a chart of the change since before training for each group of measured figures."""
     figures = []
     for group, title in _TITLES.items():
         names = [name for name in quality.figures if QUALITY[name].group == group]
@@ -165,7 +165,7 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
 
 
 def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:
-    """Return a chart for each part of a score that is a sum: held-out images (bold) and training's (thin)."""
+    """Return a chart for each part of a summed score: held-out images (bold) and training's (thin)."""
     figures = []
     for name in quality.parts:
         figure = go.Figure()
@@ -210,7 +210,7 @@ def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.F
     x = _along(view, view.metrics, over)
     bottom = axis_titles(over, view.elapsed_s, view.is_modelled)[1]
     line = (SAMPLES_COLOUR, 1.2) if smoothing else (SCORE_COLOUR, 2)
-    add_line(figure, x, values, "as it is", *line, ".4g")
+    add_line(figure, x, values, "raw", *line, ".4g")
     if smoothing:
         smooth = smoothed(values, smoothing)
         add_line(figure, x, smooth, f"smoothed by {smoothing:g}", SCORE_COLOUR, 3, ".4g")

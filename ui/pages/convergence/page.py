@@ -1,4 +1,4 @@
-"""The page Convergence: whether the run gets better, how fast, and at what price. Live while the run is."""
+"""The page Convergence: whether the run improves, how fast, and at what price. Live while the run is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _show_convergence(view: RunView) -> None:
         st.caption("Images appear with the first evaluation.")
     else:
         if images["iteration_before"].iloc[0] == images["iteration_after"].iloc[0]:
-            note = "The untouched model's images; the next evaluation puts the trained one's beside them."
+            note = "The untouched model's images; the next evaluation adds the trained model's beside them."
             st.caption(note)
         st.html(gallery_html(with_verdicts(images, view.gives_verdict), sources_of(view, images)))
     _show_quality(view, quality)
@@ -62,7 +62,7 @@ def _show_scores(view: RunView, quality: QualityView) -> Measure:
     over = row.segmented_control(
         "Over", list(AXES), default="Iterations", key="score_axis", label_visibility="collapsed"
     )
-    # A second click on a chosen one deselects it.
+    # A second click deselects the choice.
     chosen = _MEASURES[measure or "Graded score"]
     chart = charts.score_chart(view, chosen, AXES[over or "Iterations"], quality.judges)
     st.plotly_chart(chart, key="score", config=PLOT_SETTINGS)
@@ -76,18 +76,18 @@ def _load_seeds(home: Home, run_id: str, evaluation_at: float) -> tuple[dict[int
 
 
 def _show_seeds_of_runs(view: RunView, measure: Measure) -> pd.DataFrame:
-    """Show the interval over run seeds if several runs differ in nothing else; return their scores."""
+    """Show the interval over run seeds if several runs differ only in the seed; return their scores."""
     seeds, courses = _load_seeds(view.home, view.row.run_id, view.newest.evaluation_at)
     if len(set(courses["run_id"].tolist())) < 2:
         st.caption(
-            "One run seed. To see how much the curve depends on it, start the same run with another "
+            "Only one run seed. To see how much the curve depends on it, start the same run with another "
             "`--set seed=`; the interval over seeds then appears here."
         )
         return pd.DataFrame()
     drawn = charts.interval_chart(courses, seeds, measure)
     st.plotly_chart(drawn, key="score_by_seed", config=PLOT_SETTINGS)
     names = ", ".join(f"{plain_markdown(run_id)} (seed {seed})" for seed, run_id in seeds.items())
-    st.caption(f"Runs that differ in the seed alone: {names}. The mean is over shared evaluations.")
+    st.caption(f"Runs that differ only in the seed: {names}. The mean covers shared evaluations.")
     return courses
 
 
@@ -99,7 +99,7 @@ def _show_quality(view: RunView, quality: QualityView) -> None:
         show_in_pairs(charts.quality_charts(quality), "quality")
     if quality.verdict is not None:
         show_frame(charts.quality_table(quality.verdict), "%.4f")
-    st.caption("Held-out images against the untouched model's of the same prompts and seeds.")
+    st.caption("Held-out images against the untouched model's, with the same prompts and seeds.")
     with st.container(key="pairs-part"):
         show_in_pairs(charts.part_charts(view, quality), "part")
 
@@ -129,7 +129,7 @@ def _show_metrics(view: RunView) -> None:
     chosen = row.multiselect("Metrics of the iterations", names, key="metrics", placeholder="Choose metrics")
     smoothing = row.slider(
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="metrics_smoothing", width=220,
-        help="Weight of the past in an exponential moving average; 0 draws the figures as they are.",
+        help="Weight of the past in an exponential moving average; 0 shows raw figures.",
     )  # fmt: skip
     over = row.segmented_control("Along", list(AXES), default="Iterations", key="metrics_axis")
     axis = AXES[over or "Iterations"]

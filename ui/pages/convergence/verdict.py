@@ -1,4 +1,4 @@
-"""The short answers on whether the run gets better, its cost, and the health of its training."""
+"""Short answers: whether the run improves, its cost, and the health of its training."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ui.elements.widgets import TILE_PX, show_tiles
 
 
 def verdict(view: RunView) -> tuple[Literal["better", "worse", "even", "waiting"], str]:
-    """Return whether the run is getting better, and a sentence on it; `**` marks bold text.
+    """Return whether the run is improving, and a sentence on it; `**` marks bold text.
 
     The sentence says by how much, after how long and at what cost.
     """
     change = view.change
     if view.scores.empty:
-        return "waiting", "The model is scored before training begins; its first figures appear here."
+        return "waiting", "The model is scored before training begins; the first figures will appear here."
     scores, iterations = view.scores["score"], int(view.scores["iteration"].iloc[-1])
     if change is None and not iterations:
-        tells = "The next evaluation tells whether training helps."
+        tells = "The next evaluation will show whether training helps."
         return "waiting", f"**Score before training: {scores.iloc[0]:.2f}.** {tells}"
-    if change is None:  # a simulated run has no images; of another one the scorer may have failed on all
-        tells = f"after {iterations} iterations; no interval, as no image was judged in both evaluations."
+    if change is None:  # a simulated run has no images; in others the scorer may have failed on all
+        tells = f"after {iterations} iterations; no interval: no image was judged in both evaluations."
         return "waiting", f"**Score {scores.iloc[0]:.2f} → {scores.iloc[-1]:.2f}**, {tells}"
     if short := too_short(iterations):
         kind, found = "waiting", short.capitalize()
@@ -44,7 +44,7 @@ def verdict(view: RunView) -> tuple[Literal["better", "worse", "even", "waiting"
 
 
 def show_verdict(view: RunView) -> None:
-    """Show the sentence in a box of its colour."""
+    """Show the sentence in a box of matching colour."""
     kind, text = verdict(view)
     box, icon = {
         "better": (st.success, "trending_up"), "worse": (st.error, "trending_down"),
@@ -68,9 +68,9 @@ def show_figures(view: RunView) -> None:
          percent(done / planned) if planned else None),
         ("Wall-clock", short_duration(view.elapsed_s),
          f"{short_duration(view.elapsed_s / done)} an iteration" if done else None,
-         "Time at work, evaluations included; breaks between a kill and a resume do not count."),
+         "Time at work, with evaluations; pauses between a kill and a resume do not count."),
         ("Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
-         "Every second of every device, idle ones too, at the prices of the run's settings."),
+         "Every second of every device, including idle ones, at the prices in the run's settings."),
         ("Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
          f"{percent(view.paid('spot_usd') / total_usd)} of the bill" if total_usd else None,
          "Spot devices' share of the paid device time."),
@@ -91,7 +91,7 @@ def _show_measure(row: DeltaGenerator, view: RunView, name: str, title: str) -> 
         else f"{100 * (now - before):+.0f} from {percent(before)}",
         delta_color="normal" if now != before else "off",
         delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX, height="stretch",
-        help="Mean over the held-out prompts of each evaluation, with the moving average of the weights.",
+        help="Mean over each evaluation's held-out prompts, using the weights' moving average.",
     )  # fmt: skip
 
 
@@ -99,35 +99,35 @@ _SIGNS = (  # title, name in `RunView.learning_courses`, format, meaning
     (
         "Ratio deviation", "ratio_deviation", figure,
         "Largest |ratio - 1| at an iteration's first update. The policy has not changed yet, so this should "
-        "be 0: what is left is a numerical difference between rollout and training.",
+        "be 0: any remainder is a numerical difference between rollout and training.",
     ),
     (
         "KL to the reference", "kl", figure,
-        "How far the policy has moved from the model before training, in nats, as the mean of a denoising "
-        "step. A steep rise with a falling score is a sign of reward hacking. Measured only where "
+        "How far the policy has moved from the untouched model, in nats per denoising step on average. "
+        "A steep rise with a falling score is a sign of reward hacking. Measured only if "
         "algorithm.kl_weight is above 0 or the objective compares with the reference.",
     ),
     (
         "Clip share", "clip_share", percent,
-        "Share of the trained denoising steps whose gradient the clip range cuts off. Near 0 the steps are "
-        "small; above half, most of the samples give no gradient: lower optimizer.learning_rate.",
+        "Share of the trained denoising steps whose gradient is clipped to 0. Near 0, updates are "
+        "small; above half, most samples give no gradient: lower optimizer.learning_rate.",
     ),
     (
         "Pair accuracy", "pair_accuracy", percent,
-        "Share of the trained pairs whose better image the policy has raised above the worse one, compared "
-        "with the reference. It begins at a half.",
+        "Share of the trained pairs in which the policy, relative to the reference, prefers the better "
+        "image. It starts at one half.",
     ),
     (
         "Prompts without signal", "zero_variance", percent,
-        "Share of prompts whose samples all scored the same. They give no gradient, but were paid for.",
+        "Share of prompts whose samples all scored the same. They cost money but give no gradient.",
     ),
 )  # fmt: skip
 
 
 def show_health(view: RunView) -> None:
-    """Show the figures that reveal unhealthy training early, in a row; `learning_charts` draws them.
+    """Show a row of figures that reveal unhealthy training early; `learning_charts` draws them.
 
-    A figure that the objective does not have, or that was not measured, is left out.
+    It omits figures that the objective lacks or that were not measured.
     """
     if view.metrics.empty:
         st.caption("These figures appear with the first iteration.")
@@ -141,7 +141,7 @@ def show_health(view: RunView) -> None:
     errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(
-            f"The scorer failed on {errors:.0f} images so far. Their prompt groups are not trained on. "
-            "The errors are in the table `samples`.",
+            f"The scorer has failed on {errors:.0f} images so far. Their prompt groups are not trained on. "
+            "The table `samples` has the errors.",
             icon=":material/visibility_off:",
         )

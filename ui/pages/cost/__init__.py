@@ -1,1 +1,1 @@
-"""The bill by phase, market and state, and what it would be on demand only."""
+"""The bill by phase, market and state, compared with on-demand devices only."""

@@ -1,4 +1,4 @@
-"""The page Cost: the bill by phase, market and state, and the same bill on demand only."""
+"""The page Cost: the bill by phase, market and state, compared with on-demand devices only."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _show_cost(view: RunView) -> None:
     _show_tiles(view, ledger, compared)
     cells = show_in_pairs(cost.bill_charts(view, ledger), "cost")
     if compared is None:
-        cells[-1].caption("Without spot time, or without a reserved price, there is nothing to compare with.")
+        cells[-1].caption("There is nothing to compare without spot time and a reserved price.")
     else:
         st.caption(cost.ASSUMPTION)
     st.caption(
-        "No device was rented: every sum of this page is time at the prices of the settings (`price.*`)."
+        "No device was rented: all amounts on this page are time at the prices in the settings (`price.*`)."
         if view.is_modelled
-        else "At the prices of the run's settings (`price.*`)."
+        else "At the prices in the run's settings (`price.*`)."
     )
     offer_downloads(
         view.row.run_id,
@@ -39,7 +39,7 @@ def _show_cost(view: RunView) -> None:
 def _show_verdict(ledger: Ledger, compared: cost.OnDemandCost | None, modelled: bool) -> None:
     if compared is None:
         paid = ledger.spent()
-        text = f"**{money(paid.usd, modelled)} so far**, for {short_duration(paid.device_s)} of devices."
+        text = f"**{money(paid.usd, modelled)} so far** for {short_duration(paid.device_s)} of device time."
         st.info(markdown_text(text), icon=":material/payments:")
         return
     on_demand = money(compared.on_demand_usd, modelled)

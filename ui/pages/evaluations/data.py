@@ -35,9 +35,9 @@ def load_evaluations(home: Home) -> list[SeparateEvaluation]:
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
 def load_images(home: Home, evaluation_id: str) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the images of one evaluation, which never changes, and their figures (`figures_of`).
+    """Return an evaluation's images, which never change, and their figures (`figures_of`).
 
-    Both are without exact images if its reward gives no verdict.
+    Both omit exact images if its reward gives no verdict.
     """
     store = EvaluationStore(home)
     given, images = store.find(evaluation_id).gives_verdict, store.images(evaluation_id)
@@ -61,14 +61,14 @@ def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[
         try:
             uri = thumbnail(str(file), _SIDE)
         except PromptFileError:
-            continue  # a person may have moved the folder; the page counts missing images
+            continue  # the folder may have been moved; the page counts missing images
         found[prompt_id, seed_index] = base64.b64decode(uri.partition(",")[2])
     return found
 
 
 @st.cache_data(ttl=3600, max_entries=100, show_spinner=False)
 def _scaled_clip(clip: Path, written_ns: int) -> bytes:
-    """Return a clip as WebP, scaled down, which takes long; `written_ns` is part of the cache's key."""
+    """Return a clip as WebP, scaled down, which is slow; `written_ns` is part of the cache's key."""
     return picture_file(read_frames(clip.read_bytes()), _SIDE)
 
 

@@ -1,4 +1,4 @@
-"""The page Evaluations: the results of `spotlight evaluate`, by tag and image by image, and compared."""
+"""The page Evaluations: results of `spotlight evaluate`, by tag, image by image, and compared."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:
     left, right = st.columns(2)
     index = ids.index(wanted) if wanted in ids else None if wanted else 0
     chosen = left.selectbox("Evaluation", ids, index=index, placeholder="Choose an existing one")
-    if chosen is None:  # another one would be taken for the one of the address
+    if chosen is None:  # another choice would look like the one in the address
         st.warning(f"No evaluation or evaluated run is called {plain_markdown(str(wanted))}.")
         return
     st.query_params["evaluation"] = chosen
@@ -135,7 +135,7 @@ def _show_difference(home: Home, before: str, after: str) -> None:
     differing = found["settings_that_differ"]
     note = f" Settings that differ: {', '.join(f'`{name}`' for name in differing)}." if differing else ""
     noise = "the same noise" if found["same_noise"] else "different noise"
-    st.caption(f"{found['pairs']} pairs of images of the same prompt and seed, from {noise}.{note}")
+    st.caption(f"{found['pairs']} pairs of images with the same prompt and seed, from {noise}.{note}")
 
 
 _show()

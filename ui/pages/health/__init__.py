@@ -1,1 +1,1 @@
-"""Rules that say what is wrong with a run, by how much, and which setting fixes it."""
+"""Rules that find a run's problems, their extent, and the setting that fixes them."""

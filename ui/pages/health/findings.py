@@ -1,4 +1,4 @@
-"""The finding of a rule of the page Health: how serious it is, with figures and advice."""
+"""Findings of the page Health's rules: severity, figures and advice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ui.data.run import QualityView, RunView
 from ui.elements.formatting import money
 
 Level = Literal["problem", "warning", "passed", "unknown"]
-"""Wrong; possibly wrong; fine; not measured by the run (yet). The most serious comes first."""
+"""Wrong; possibly wrong; fine; not measured (yet). The most serious comes first."""
 
-RECENT = 20  # number of iterations that a rule looks back on
+RECENT = 20  # number of iterations that a rule covers
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The data that the rules judge: a run, the ledger of its paid time, the look of its held-out images."""
+    """The data that rules judge: a run, the ledger of its paid time, the look of its held-out images."""
 
     view: RunView
     ledger: Ledger
@@ -42,7 +42,7 @@ class Evidence:
         return money(usd, self.view.is_modelled)
 
     def recent(self, name: str) -> np.ndarray:
-        """Return a metric's last values, at most `RECENT`, without those that were not measured."""
+        """Return a metric's last measured values, at most `RECENT`."""
         return self.view.measured(name, RECENT)
 
     def now(self, section: str, name: str) -> str:
@@ -58,7 +58,7 @@ Judgement = tuple[Level, str] | tuple[Level, str, str]
 
 
 def rule(title: str) -> Callable[[Callable[[Evidence], Judgement]], Rule]:
-    """Return a decorator that makes a function that judges the evidence a rule with this title."""
+    """Return a decorator that turns a function judging the evidence into a rule with this title."""
 
     def titled(judge: Callable[[Evidence], Judgement]) -> Rule:
         @wraps(judge)
@@ -72,10 +72,10 @@ def rule(title: str) -> Callable[[Callable[[Evidence], Judgement]], Rule]:
 
 
 def judged(is_fine: bool, text: str, advice: str, level: Level = "warning") -> Judgement:
-    """Return a judgement that passed, or one with advice.
+    """Return a passed judgement, or one with advice.
 
     Args:
-        level: level of one that did not pass.
+        level: level of a judgement that did not pass.
     """
     return ("passed", text) if is_fine else (level, text, advice)
 

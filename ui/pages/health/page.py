@@ -1,4 +1,4 @@
-"""The page Health: rules that name faults, their extent, and the setting that fixes them."""
+"""The page Health: rules that find problems, their extent, and the setting that fixes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _show_health(view: RunView) -> None:
                 f":material/{icon}: **{found.title}.** {plain_markdown(found.text)}"
                 for found in levels[level]
             ]
-            st.markdown("  \n".join(lines))  # the icons are bullets enough
+            st.markdown("  \n".join(lines))  # the icons serve as bullets
     rows = [(found.level, found.title, found.text, found.advice) for found in findings]
     table = pd.DataFrame(rows, columns=["level", "rule", "found", "advice"])
     offer_downloads(view.row.run_id, {"findings": table})

@@ -1,4 +1,4 @@
-"""The rules of the page Health: the course of the score, the numerical health of training, the devices."""
+"""The rules of the page Health: the score's progress, the numerical health of training, the devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ui.elements.formatting import figure, fine_percent, percent, short_duration
 from ui.pages.health.findings import RECENT, Evidence, Finding, Judgement, Rule, judged, rule
 
 _FLAT_EVALUATIONS = 4
-_FLAT = 0.01  # of score; a smaller gain over these evaluations is no rise
+_FLAT = 0.01  # of score; a smaller gain over these evaluations is not a rise
 _NO_VARIANCE = (0.25, 0.5)  # share of prompts: warning, problem
 _CLIPPED = 0.5
 _ERRORS = 0.05  # share of samples
@@ -64,7 +64,7 @@ def score_course(evidence: Evidence) -> Judgement:
 
 @rule("Prompts without signal")
 def zero_variance(evidence: Evidence) -> Judgement:
-    """Check for prompt groups whose samples all score the same: they give no gradient."""
+    """Check for prompt groups whose samples all score the same, which gives no gradient."""
     shares = evidence.view.learning_courses()["zero_variance"]
     shares = shares[np.isfinite(shares)]
     if not shares.size:
@@ -75,7 +75,7 @@ def zero_variance(evidence: Evidence) -> Judgement:
     mean = float(rewards.mean()) if rewards.size else 0.5
     if not has_learned:
         advice = (
-            f"No iteration had a prompt with differing scores, and the mean reward is {mean:.2f}: check the "
+            f"No iteration had a prompt with different scores, and the mean reward is {mean:.2f}: check the "
             "reward (`spotlight score`). If it is right, the prompts are too easy or too hard."
         )
     elif mean > 0.8:
@@ -87,12 +87,12 @@ def zero_variance(evidence: Evidence) -> Judgement:
         )
     elif evidence.view.explores is False:
         advice = (
-            "Exploration chooses seeds whose scores differ (`exploration.strategy=stale`), and an iteration "
+            "Exploration (`exploration.strategy=stale`) chooses seeds whose scores differ, but an iteration "
             "then trains on more samples and takes longer: it saves time on some tasks and costs time on "
             "others (docs/measurements.md). `spotlight compare-strategies` measures it on yours."
         )
     else:
-        advice = "Raise `exploration.candidates` or `exploration.prompts`, to choose among more."
+        advice = "Raise `exploration.candidates` or `exploration.prompts` to choose among more."
     text = f"{percent(share)} of the prompts gave no signal: all their samples scored the same."
     return judged(share <= _NO_VARIANCE[0], text, advice, "problem" if share > _NO_VARIANCE[1] else "warning")
 
@@ -110,15 +110,15 @@ def ratio(evidence: Evidence) -> Judgement:
         return "unknown", f"{text}; this run has no limit for it."
     return judged(
         largest <= limit / 2, f"{text} (limit {limit:g}).",
-        "The rollout and the training compute different log-probabilities: compare devices and versions of "
-        "the workers. Do not raise the limit: training would follow the numerical error.",
+        "Rollout and training compute different log-probabilities: compare the workers' devices and "
+        "versions. Do not raise the limit: training would follow the numerical error.",
         "problem" if largest > limit else "warning",
     )  # fmt: skip
 
 
 @rule("KL to the reference")
 def reward_gaming(evidence: Evidence) -> Judgement:
-    """Check for a policy that moves away from the reference while the score falls: it exploits its reward."""
+    """Check for reward hacking: a policy that leaves the reference while the score falls."""
     view = evidence.view
     course = view.learning_courses()["kl"]
     measured = course[np.isfinite(course)]
@@ -141,13 +141,13 @@ def reward_gaming(evidence: Evidence) -> Judgement:
 
 @rule("Image quality")
 def hacking(evidence: Evidence) -> Judgement:
-    """Check for a score that rises while the images get worse, which is no gain."""
+    """Check for a score that rises while the images get worse, which is not a gain."""
     verdict = evidence.quality.verdict
     if verdict is None:
         return "unknown", "There is no second evaluation yet to compare images with."
     if not verdict.worse:
         count = len(verdict.others)
-        return "passed", f"Of {count} figures of the held-out images none is clearly worse than before."
+        return "passed", f"None of {count} figures of the held-out images is clearly worse than before."
     text = f"{verdict.in_words}."
     if not verdict.is_hacking:
         advice = f"Lower `optimizer.learning_rate`{evidence.now('optimizer', 'learning_rate')}."
@@ -162,7 +162,7 @@ def hacking(evidence: Evidence) -> Judgement:
 
 @rule("Clipped denoising steps")
 def clipping(evidence: Evidence) -> Judgement:
-    """Check for clipped denoising steps: they give no gradient."""
+    """Check for clipped denoising steps, which give no gradient."""
     values = evidence.recent("clip_share")
     if not values.size:
         return "unknown", _NO_ITERATION
@@ -175,7 +175,7 @@ def clipping(evidence: Evidence) -> Judgement:
 
 @rule("Gradient norm")
 def gradients(evidence: Evidence) -> Judgement:
-    """Check for a gradient far above the usual ones: a sign of a bad batch, or of divergence."""
+    """Check for an unusually large gradient: a sign of a bad batch or of divergence."""
     values, every = evidence.recent("gradient_norm"), evidence.view.metric("gradient_norm")
     if not values.size:
         return "unknown", _NO_ITERATION
@@ -190,10 +190,10 @@ def gradients(evidence: Evidence) -> Judgement:
 
 @rule("The scorer")
 def scorer(evidence: Evidence) -> Judgement:
-    """Check for prompt groups with an unscored image: they are paid for, and not trained on."""
+    """Check for prompt groups with an unscored image, which are paid for but not trained on."""
     samples = evidence.ledger.samples
     if not samples:
-        return "unknown", "No image is scored yet."
+        return "unknown", "No image has been scored yet."
     names = ("scorer_errors", "groups_failed", "groups")
     errors, failed, groups = (float(np.nansum(evidence.view.metric(name))) for name in names)
     text = f"It failed on {errors:.0f} of {samples:,} images."
@@ -211,7 +211,7 @@ def stale_ranks(evidence: Evidence) -> Judgement:
     """Check that stale drafts rank the seeds as fresh scores do."""
     values = evidence.recent("spearman")
     if not values.size:
-        return "unknown", "No iteration has compared the drafts' scores with newer ones."
+        return "unknown", "No iteration has compared the drafts' scores with newer ones yet."
     limit, median = evidence.view.rank_limit, float(np.median(values))
     return judged(
         median >= limit,
@@ -234,7 +234,7 @@ def spot_idle(evidence: Evidence) -> Judgement:
     if idle <= _IDLE:
         return "passed", f"{text}."
     if not evidence.view.drafts_while_training:
-        return "warning", f"{text}. Nothing is drafted while the reserved device trains.", IDLE_SPOT_ADVICE
+        return "warning", f"{text}. They draft nothing while the reserved device trains.", IDLE_SPOT_ADVICE
     return "warning", f"{text}: the window is longer than exploration.", _more_drafts(evidence)
 
 
@@ -242,7 +242,7 @@ def _more_drafts(evidence: Evidence) -> str:
     idle_s = evidence.ledger.spent(market="spot", state="idle").device_s
     explore_s = evidence.ledger.spent(market="spot", state="explore").device_s
     if not explore_s:
-        return "Nothing was drafted yet; the page Seeds shows whether drafts arrive."
+        return "Nothing has been drafted yet; the page Seeds shows whether drafts arrive."
     factor = 1 + idle_s / explore_s
     drafts = evidence.view.number("exploration", "drafts")
     if drafts:
@@ -264,8 +264,8 @@ def reserved_idle(evidence: Evidence) -> Judgement:
     share = idle.device_s / whole.device_s
     return judged(
         share <= _IDLE, f"Reserved idle {percent(share)} of its paid time: {evidence.money(idle.usd)}.",
-        "The time line of the page Spot shows what it waits for. Where that is scoring, raise "
-        f"`runtime.scorer_workers`{evidence.now('runtime', 'scorer_workers')}; where it is the end of the "
+        "The time line of the page Spot shows what they wait for. If it is scoring, raise "
+        f"`runtime.scorer_workers`{evidence.now('runtime', 'scorer_workers')}; if it is the end of the "
         "rollout, add spot workers.",
     )  # fmt: skip
 
@@ -283,21 +283,21 @@ def exploration_wait(evidence: Evidence) -> Judgement:
     elif evidence.view.setting("exploration", "stop_with_training") is False:
         advice = "Lower `exploration.drafts`, or set `exploration.stop_with_training=true`."
     else:
-        advice = "Drafts were drawn again because stale ones were not trusted: see the page Seeds."
+        advice = "Seeds were redrafted because stale drafts were not trusted: see the page Seeds."
     return judged(share <= _WAIT, text, advice)
 
 
 @rule("Loading weights")
 def loading(evidence: Evidence) -> Judgement:
-    """Check that new weights do not take longer to load than they are worth."""
+    """Check that loading new weights does not take too much time."""
     whole, load = evidence.ledger.spent(), evidence.ledger.spent(state="load")
     if not whole.device_s:
         return "unknown", _NO_TIME
     share = load.device_s / whole.device_s
     return judged(
         share <= _LOAD, f"Loading takes {percent(share)} of the paid time: {evidence.money(load.usd)}.",
-        "Make iterations longer: raise `algorithm.prompts_per_iteration` or `algorithm.group_size`. With "
-        "short runs it is the start of the workers, which longer ones spread over more iterations.",
+        "Make iterations longer: raise `algorithm.prompts_per_iteration` or `algorithm.group_size`. In "
+        "short runs, it is the start of the workers, which longer runs spread over more iterations.",
     )  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def repeated_work(evidence: Evidence) -> Judgement:
         return "unknown", _NO_TIME
     share = lost.device_s / whole.device_s
     every = evidence.view.number("checkpoint", "every")
-    advice = "The events of the page Convergence say what ended the run; fix that first."
+    advice = "The events on the page Convergence show what ended the run; fix that first."
     if every is not None and every > 1:
         advice = f"Save more often: lower `checkpoint.every` (now {every:.0f}) to 1."
     text = f"{percent(share)} of the paid time went into discarded work: {evidence.money(lost.usd)}."
@@ -322,13 +322,13 @@ def losses(evidence: Evidence) -> Judgement:
     ledger = evidence.ledger
     spot_s = ledger.spent(market="spot").device_s
     if not ledger.has_device_events or not spot_s:
-        return "unknown", "This run records no coming and going of spot devices."
+        return "unknown", "This run does not record when spot devices come and go."
     cut_s = sum(loss.cut_s for loss in ledger.losses)
     steps = evidence.view.number("runtime", "commit_steps")
     now = f"now {steps:.0f}" if steps else "now 0: at least a second of work between two saves"
     return judged(
         cut_s / spot_s <= _CUT,
-        f"{len(ledger.losses)} devices were lost, and with them at most {short_duration(cut_s)} of work, "
+        f"{len(ledger.losses)} devices were lost, with at most {short_duration(cut_s)} of work, "
         f"{percent(cut_s / spot_s)} of the paid spot time.",
         f"Save unfinished samples more often: set `runtime.commit_steps` to 1 ({now}).",
     )
@@ -339,22 +339,22 @@ def accounts(evidence: Evidence) -> Judgement:
     """Check that the states sum to the paid time, which is measured separately."""
     ledger = evidence.ledger
     if not ledger.is_measured:
-        return "unknown", "This run did not measure its paid time apart from the states."
+        return "unknown", "This run did not measure its paid time separately from the states."
     return judged(
         ledger.is_balanced,
         "All paid time is accounted for." if ledger.is_balanced else
         f"The states differ from the measured paid time by {fine_percent(ledger.unaccounted_share)} (limit "
         f"{100 * MOST_UNACCOUNTED:g} %); {len(ledger.overlaps)} times a worker was in two states at once.",
-        "The accounts on the page Spot show which worker; report it as a bug.", "problem",
+        "The accounts on the page Spot show which worker it is; report it as a bug.", "problem",
     )  # fmt: skip
 
 
 @rule("Devices that join")
 def starts(evidence: Evidence) -> Judgement:
-    """Check that every device of the settings joins."""
+    """Check that every configured device joins."""
     ledger = evidence.ledger
     if not ledger.has_device_events:
-        return "unknown", "This run records no devices that join."
+        return "unknown", "This run does not record when devices join."
     if missing := ledger.unjoined:
         names = ", ".join(device.device for device in missing[:_MOST_NAMED])
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
@@ -362,27 +362,27 @@ def starts(evidence: Evidence) -> Judgement:
         named = (broken or missing)[0]
         text = f"{names}{more} never joined. {named.device}: {named.reason}."
         if broken:
-            advice = "Repair the cause on those machines; until then the other devices do all the work."
+            advice = "Fix the cause on those machines; until then the other devices do all the work."
             return "problem", text, advice
         advice = "Add instances, or lower `runtime.spot_workers`; see docs/how-to/ray-cluster.md on labels."
         return "warning", text, advice
     if ledger.failed_starts:
-        text = f"All devices joined, but {ledger.failed_starts} workers ended while they loaded."
-        return "warning", text, "The events of the page Convergence name the reasons."
-    return "passed", "All devices joined, and none ended while it loaded."
+        text = f"All devices joined, but {ledger.failed_starts} workers ended while loading."
+        return "warning", text, "The events on the page Convergence give the reasons."
+    return "passed", "All devices joined, and none ended while loading."
 
 
 @rule("The machine's clock")
 def clock(evidence: Evidence) -> Judgement:
-    """Check that the machine's clock is not set during a run."""
+    """Check that the machine's clock does not jump during a run."""
     jumps = evidence.ledger.clock_jumps
     if not evidence.ledger.entries:
         return "unknown", _NO_TIME
     if not jumps:
         return "passed", "No jump of the wall clock is recorded."
     advice = (
-        "Durations and costs are right; times of day in this run's records are as before the jump. Let a "
-        "time service such as chrony slew the clock."
+        "Durations and costs are right; times of day in this run's records ignore the jump. Let a time "
+        "service such as chrony slew the clock."
     )
     return "warning", f"{len(jumps)} jumps, the latest: {jumps[0]}.", advice
 
@@ -394,6 +394,6 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings_of(evidence: Evidence) -> list[Finding]:
-    """Return the findings of the rules about what the run's objective has."""
+    """Return the findings of the rules that apply to the run's objective."""
     clips = clips_ratio(evidence.view.row.environment)
     return [rule(evidence) for rule in RULES if rule is not clipping or clips]

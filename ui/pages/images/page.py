@@ -15,13 +15,13 @@ from ui.elements.widgets import offer_downloads
 
 _ORDERS = ("as in the file", "most gained", "most lost")
 _COLUMNS = 8  # evaluations in a row of the grid
-_ROWS = 8  # prompts on a page of it
+_ROWS = 8  # prompts on a page of the grid
 _AT_ONCE = 24  # prompts at one evaluation
-_LARGE = 12  # evaluations of an enlarged prompt
+_LARGE = 12  # evaluations shown of an enlarged prompt
 
 
 def _spread(values: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return at most `most` of the values, evenly spread, with the first and the last."""
+    """Return at most `most` of the values, evenly spread, including the first and the last."""
     if len(values) <= most:
         return tuple(values)
     indices = [round(k * (len(values) - 1) / (most - 1)) for k in range(most)]
@@ -57,7 +57,7 @@ def _show_grid(view: RunView, pictured: pd.DataFrame, evaluations: list[int]) ->
     order = middle.selectbox("Order", _ORDERS, key=f"order-{run_id}") or _ORDERS[0]
     images = _ordered(pictured, order, words)
     if images.empty:
-        st.caption("No pictured prompt contains this; empty the field to see all.")
+        st.caption("No pictured prompt contains this; clear the field to see all.")
         return
     pages = -(-len(images) // _ROWS)
     page = 1

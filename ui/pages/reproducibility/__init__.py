@@ -1,1 +1,1 @@
-"""Reproductions of recorded runs: the same result or not, and the differences."""
+"""Reproductions of recorded runs: whether results are the same, and the differences."""

@@ -45,7 +45,7 @@ def _show() -> None:
 
 
 def _show_verdict(row: dict) -> None:
-    """Show one box for the newest of a series; it is red if the result differs."""
+    """Show a box for a series' newest reproduction; it is red if the result differs."""
     box = st.error if row["verdict"] in _BAD else st.info if row["verdict"] == "recorded" else st.success
     box(
         f"**{plain_markdown(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "

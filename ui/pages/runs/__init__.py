@@ -1,1 +1,1 @@
-"""All runs in a table, and some of them side by side: curves, cost, time to a score."""
+"""All runs in a table, and selected ones side by side: curves, cost, time to a score."""

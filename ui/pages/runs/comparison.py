@@ -1,4 +1,4 @@
-"""The part Compare of the page Runs: some runs side by side, by any figure, with their settings and images.
+"""The section Compare of the page Runs: runs side by side, by any figure, with settings and images.
 
 The chosen runs and the figure are kept in the address (`?compare=RUN,RUN&figure=NAME`).
 """
@@ -24,15 +24,15 @@ from ui.pages.runs import data
 _AT_FIRST = 3  # runs that are compared before a choice
 _PICTURED = 6  # prompts
 _MEASURES: dict[str, Measure] = {"held-out score": "score", "held-out exact matches": "exact"}
-_COMPARED, _FIGURE = "compare", "figure"  # in the address, and in the session, as changing pages empties it
+_COMPARED, _FIGURE = "compare", "figure"  # in the address and, as pages empty it, the session
 
 
 def show_comparison(home: Home, table: pd.DataFrame, filtered_by: str) -> None:
-    """Let a person choose of the rows of `load_table`; `filtered_by` is the key of the choice among them."""
+    """Let the user choose rows of `load_table`; `filtered_by` is the key of that choice."""
     st.subheader("Compare")
     scored = table.loc[table["score_now"].notna(), "run_id"].tolist()
     if not scored:
-        waiting = "No listed run has been evaluated; the first score comes before training begins."
+        waiting = "No listed run has been evaluated yet; the first score comes before training begins."
         st.info(waiting, icon=":material/hourglass:")
         return
     chosen = _choose_runs(table, scored, filtered_by)
@@ -42,7 +42,7 @@ def show_comparison(home: Home, table: pd.DataFrame, filtered_by: str) -> None:
     chosen, others = data.of_one_scale(table, chosen)
     if others:
         st.info(
-            f"Not drawn: {plain_markdown(', '.join(others))}. Another reward judges them, or they began from "
+            f"Not drawn: {plain_markdown(', '.join(others))}. They use another reward or began from "
             "another base model, so their scores are not comparable with those of "
             f"{plain_markdown(chosen[0])}; compare them separately.",
             icon=":material/info:",
@@ -55,16 +55,16 @@ def show_comparison(home: Home, table: pd.DataFrame, filtered_by: str) -> None:
         st.subheader("Settings that differ")
         differing = data.differing_settings(table, chosen)
         if differing.empty:
-            st.caption("All settings of these runs are the same.")
+            st.caption("These runs have the same settings.")
         else:
             show_frame(differing)
         st.subheader("Images side by side")
         images = data.load_pictures(home, tuple(chosen), _PICTURED)
         if images.empty:
-            st.caption("These runs have no picture of the same held-out prompt and seed.")
+            st.caption("These runs share no picture of a held-out prompt and seed.")
         else:
             st.html(compared_html(with_verdicts(images, any(rows["verdicts"]))))
-            st.caption("Held-out prompts at each run's latest evaluation with pictures, the same seeds.")
+            st.caption("Held-out prompts at each run's latest evaluation with pictures, with the same seeds.")
     listed = table.drop(columns=["config", "environment", "of"])
     offer_downloads("runs", {"runs": listed, "curves": compared.courses, "time to the score": reached})
 
@@ -124,11 +124,11 @@ def _show_time_to_score(
     courses: pd.DataFrame, chosen: list[str], measure: Measure, modelled: Collection[str]
 ) -> pd.DataFrame:
     st.subheader("Time to a score")
-    # In hundredths and keyed by the choice: a value typed for some runs would not suit others.
+    # In hundredths, and keyed by the choice: a value typed for some runs may not suit others.
     target = st.number_input(
         "Held-out score to reach", 0.0, 1.0, data.shared_target(courses, measure), 0.01,
         key=f"target-{measure}-{'-'.join(chosen)}", width=220,
-        help="At first the best that all of these runs have reached.",
+        help="Initially the best score that all of these runs reached.",
     )  # fmt: skip
     found = data.time_to_score(courses, chosen, measure, target)
     rows = []
@@ -143,8 +143,8 @@ def _show_time_to_score(
         rows.append((row["run_id"], *cells))
     show_rows(["run", "after iterations", "training for", "paid for it"], rows)
     st.caption(
-        "The first held-out evaluation at or above it. Resolution: one evaluation interval. Time and dollars "
-        "count from where training began, so without the start and the evaluation before it."
+        "The first held-out evaluation at or above it, to the nearest evaluation. Time and dollars count "
+        "from the start of training, without the startup and the evaluation before it."
     )
     return found
 

@@ -1,4 +1,4 @@
-"""Data and charts of the page Runs, and the time at which each run reached a score.
+"""Data and charts of the page Runs, and when each run reached a score.
 
 Functions that read the record raise StorageError if a file of it is damaged. A table is a frame from
 `load_table`.
@@ -47,7 +47,7 @@ def load_table(home: Home, archived: bool = True, checks: bool = True) -> pd.Dat
     """
     with RunStore(home).reading() as connection:
         latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
-    # By name, so that the files of all other runs stay closed.
+    # By name, to keep the files of all other runs closed.
     with RunStore(home).reading(*latest) as connection:
         table = run_overview(connection, latest)
     facts = [
@@ -66,13 +66,13 @@ def load_table(home: Home, archived: bool = True, checks: bool = True) -> pd.Dat
     )
 
 
-NO_PRESET = "–"  # mark of a run without a preset, or of a version that recorded none
+NO_PRESET = "–"  # for a run without a preset, or from a version that recorded none
 _FACTS = ("preset", "reward", "strategy", "task", "scale", "reward_file", "modelled", "verdicts", "purpose")
 _SEARCHED = ("run_id", "purpose", "preset", "reward", "strategy")
 
 
 def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts from a run's settings for the table; `?` if the settings are of another version."""
+    """Return facts from a run's settings for the table; `?` if another version wrote the settings."""
     settings = settings if isinstance(settings, dict) else {}
 
     def setting(section: str, key: str) -> str:
@@ -96,9 +96,9 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the runs whose scores compare with the first one's, by reward and base model, and the others.
+    """Return the runs whose scores are comparable with the first one's, and the others.
 
-    The reward's file is the same in all, as far as it is known: an earlier version recorded no digest of it.
+    They share reward, base model and, if known, the reward's file (earlier versions kept no digest of it).
     """
     if not chosen:
         return [], []
@@ -115,7 +115,7 @@ def matching(
     """Return the runs that match a search.
 
     Args:
-        words: words that must all be in a run's `_SEARCHED` columns, tags or note.
+        words: words that must all occur in a run's `_SEARCHED` columns, tags or note.
         chosen: values to keep, by column; all if empty.
     """
     kept = table if archived else table.loc[~table["archived"].astype(bool)]
@@ -131,7 +131,7 @@ def matching(
 
 
 def first_compared(table: pd.DataFrame, most: int) -> list[str]:
-    """Return the runs to compare by default: the newest ones with the task of the newest run with a score."""
+    """Return the default runs to compare: the newest with the same task as the newest scored run."""
     scored = table.loc[table["score_now"].notna()]
     return scored.loc[scored["task"] == scored["task"].iloc[0], "run_id"].tolist()[:most]
 
@@ -142,7 +142,7 @@ class Compared(NamedTuple):
     Attributes:
         courses: held-out scores; see `storage.record.queries.comparisons.score_courses`.
         metrics: figures of iterations; see `storage.record.queries.comparisons.metric_courses`.
-        answer: which strategy scores higher; None unless the runs differ in their strategy and seed alone.
+        answer: which strategy scores higher; None unless the runs differ only in strategy and seed.
     """
 
     courses: pd.DataFrame
@@ -170,7 +170,7 @@ def load_pictures(home: Home, run_ids: tuple[str, ...], most: int) -> pd.DataFra
 
 
 def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFrame:
-    """Return the settings that are not the same in all runs, as JSON: setting, and a column per run."""
+    """Return the settings that differ between runs, as JSON: setting, and a column per run."""
     configs = dict(zip(table["run_id"], table["config"], strict=True))
     by_run = [
         {name: json.dumps(value) for name, value in flat(json.loads(configs[run_id]))} for run_id in run_ids
@@ -181,7 +181,7 @@ def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFr
 
 
 def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
-    """Return a score that every run has reached: the lowest of their best, rounded down to hundredths."""
+    """Return a score that every run reached: the lowest of their best, rounded down to hundredths."""
     best: Any = courses.groupby("run_id")[measure].max()
     return 0.0 if best.empty else max(0.0, math.floor(100 * float(best.min()) + 1e-9) / 100)
 
@@ -190,13 +190,13 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
     """Return when each run's held-out figure first reached a target, counted from the start of training.
 
     Training starts at the end of the evaluation before it: starting devices and scoring the untouched model
-    is the same work for every run, and is not compared.
+    is the same work for every run, so it is not compared.
 
     Args:
         courses: frame as in `Compared`.
 
     Returns:
-        Columns run_id, reached (bool), iteration, elapsed_s, usd (NaN if not; the last two 0 if the untouched
+        Columns run_id, reached (bool), iteration, elapsed_s, usd (NaN if not; the last two 0 if the untrained
         model reached it), best.
     """
     rows = []

@@ -1,4 +1,4 @@
-"""The page Runs: all runs in a table, and some of them side by side. Live while one of them is."""
+"""The page Runs: all runs in a table, and selected ones side by side. Live while any run is."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         )
         for name in _FILTERS
     }
-    archived = row.toggle("Archived", key=_ARCHIVED, help="Show archived runs too.")
+    archived = row.toggle("Archived", key=_ARCHIVED, help="Also show archived runs.")
     checks = row.toggle(
-        "Checks", key=_CHECKS, help="Show runs of `spotlight chaos` and `reproduce` and simulated ones too."
+        "Checks", key=_CHECKS, help="Also show runs of `spotlight chaos` and `reproduce`, and simulated ones."
     )
     filtered_by = "".join(f"/{name}={values}" for name, values in chosen.items() if values)
     filtered_by += f"/{words}" * bool(words) + "/archived" * archived + "/checks" * checks
@@ -50,7 +50,7 @@ def _show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 def _show_table(table: pd.DataFrame) -> None:
     if table.empty:
-        st.caption("No run matches; empty the search and the filters, or switch on *Archived* and *Checks*.")
+        st.caption("No run matches; clear the search and filters, or switch on *Archived* and *Checks*.")
         return
     shown = table.assign(
         created_at=table["created_at"].map(moment), tags=table["tags"].map(list),
@@ -84,7 +84,7 @@ def _show_notes(home: Home, table: pd.DataFrame) -> None:
         if refused := st.session_state.pop(_REFUSED, None):
             st.error(plain_markdown(refused), icon=":material/block:")
         if not chosen:
-            st.caption("An archived run stays as it is, but lists omit it. *Archived* above shows it again.")
+            st.caption("An archived run is unchanged, but lists omit it. *Archived* above shows it again.")
             return
         rows = table.set_index("run_id").loc[chosen]
         key = "+".join(chosen)
@@ -119,7 +119,7 @@ def _save(home: Home, rows: pd.DataFrame, tags: str, note: str | None, archived:
 def _show_runs(home: Home) -> None:
     archived, checks = (bool(st.session_state.get(name)) for name in (_ARCHIVED, _CHECKS))
     table = load_table(home, archived=archived, checks=checks)
-    if table.empty:  # a home of checks alone, as after `spotlight what-if --record`
+    if table.empty:  # a home with only checks, as after `spotlight what-if --record`
         table = load_table(home, archived=archived)
     st.header("Runs", anchor=False)
     show_left_out(home)

@@ -1,1 +1,1 @@
-"""Seeds: how well drafts by stale weights rank them, and the use of the drafts."""
+"""Seeds: how well drafts from stale weights rank them, and what the drafts are used for."""

@@ -27,7 +27,7 @@ _LABEL_LENGTH = 40
 _MAP_COLOURS = [[0.0, faded(DRAFT_COLOUR, 0.12)], [1.0, DRAFT_COLOUR]]
 
 MOST_ITERATIONS = 60
-"""The most iterations whose drafts a page reads; from longer runs it takes as many evenly spread ones."""
+"""Most iterations whose drafts a page reads; in longer runs they are evenly spread."""
 
 _ALERT_KINDS = ("staleness", "exploration")
 _ALERTS = 20
@@ -37,8 +37,8 @@ class SeedsView(NamedTuple):
     """A run's frames; see storage/record/queries/seeds.py for their columns.
 
     Attributes:
-        pairs: stale against fresh scores (`pair_counts`) of `iterations`, those that were read for it.
-        decisions: the newest event of kind `strategy`, if possible with a reason; empty without any.
+        pairs: stale against fresh scores (`pair_counts`) of the `iterations` that were read.
+        decisions: the newest event of kind `strategy`, preferably with a reason; may be empty.
     """
 
     pairs: pd.DataFrame
@@ -50,7 +50,7 @@ class SeedsView(NamedTuple):
 
 
 def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
-    """Return the page's data of one run, from an open connection."""
+    """Return a run's data for the page, from an open connection."""
     pairs, iterations = read_pairs(connection, run_id, 0, None)
     decisions = queries.events(connection, run_id, kinds=("strategy",))
     repeated = enumerate(message.endswith(AS_RECORDED) for message in decisions["message"])
@@ -74,7 +74,7 @@ def read_pairs(
 
 
 def pair_chart(pairs: pd.DataFrame) -> go.Figure:
-    """Chart seeds' scores by stale drafts and fresh ones (`pair_counts`); circles grow with their number."""
+    """Chart seeds' stale against fresh scores (`pair_counts`); circles grow with their number."""
     scores = [*pairs["stale"], *pairs["fresh"]]
     low, high = min(0.0, *scores), max(1.0, *scores)
     counted: Any = pairs.assign(kept=pairs["kept"].astype(bool))
@@ -82,7 +82,7 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
         counted[["stale", "fresh"]] = (counted[["stale", "fresh"]] / _GRID).round() * _GRID
     counted = counted.groupby(["kept", "stale", "fresh"])[["seeds"]].sum().reset_index()
     figure = go.Figure()
-    # Scores are few different values: the two kinds would cover each other, so they stand side by side.
+    # Scores take few values: side by side, the two kinds do not cover each other.
     shift = 0.012 * (high - low)
     for kept, name, colour, offset in (
         (True, "rolled out", SCORE_COLOUR, -shift),
@@ -112,7 +112,7 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
 
 
 def rank_chart(view: RunView, least: float | None) -> go.Figure:
-    """Chart how well stale drafts rank the seeds, and the level `least` of the run's alarm."""
+    """Chart how well stale drafts rank the seeds, with the run's alarm level `least`."""
     figure = go.Figure()
     _add_course(figure, view, "kept_overlap", "kept overlap", DRAFT_COLOUR, 1.5)
     _add_course(figure, view, "kendall", "Kendall", SAMPLES_COLOUR, 1.5)
@@ -147,7 +147,7 @@ def draft_map(drafts: pd.DataFrame, verdicts: bool = True) -> go.Figure | None:
     rows = totals.sort_values(ascending=False, kind="stable").index[:MAP_PROMPTS].tolist()
     iterations = sorted(set(drafts["iteration"].tolist()))
     every = range(iterations[0], iterations[-1] + 1)
-    if len(every) <= _COLUMNS:  # else only some of a long run were read
+    if len(every) <= _COLUMNS:  # otherwise only part of a long run was read
         iterations = list(every)
     if drafted["prompt_id"].isin(rows).sum() < _LEAST_SHOWN * len(rows) * len(iterations):
         return None
@@ -180,7 +180,7 @@ def draft_map(drafts: pd.DataFrame, verdicts: bool = True) -> go.Figure | None:
 
 
 def success_chart(drafts: pd.DataFrame) -> go.Figure:
-    """Chart each prompt's drafts per iteration against their success: the budget should go to the middle."""
+    """Chart each prompt's drafts per iteration against their success; budget should go to the middle."""
     drafted = drafts.loc[drafts["drafts"] > 0]
     seeds = drafted["seeds"].where(drafted["success_share"].notna(), 0)  # those that were scored
     drafted = drafted.assign(seeds=seeds, successes=drafted["success_share"] * seeds, iterations=1)

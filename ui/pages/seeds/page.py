@@ -1,4 +1,4 @@
-"""The page Seeds: whether drafts by stale weights rank the seeds correctly, and where the drafts go."""
+"""The page Seeds: whether drafts from stale weights rank seeds correctly, and where drafts go."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ui.elements.widgets import PLOT_SETTINGS, offer_downloads, show_tiles
 from ui.pages.seeds import charts
 from ui.pages.seeds.charts import MAP_PROMPTS, SeedsView
 
-_RECENT = 20  # iterations that the verdict is over
+_RECENT = 20  # iterations that the verdict covers
 _SHOWN_ALERTS = 3
 _PICTURED_ITERATIONS = 8
 
 
 def _show_plain() -> None:
     st.info(
-        "**This run does not explore**: it takes the first seeds of each prompt, so there is nothing to "
-        "compare here.",
+        "**This run does not explore**: it uses each prompt's first seeds, so there is nothing to compare "
+        "here.",
         icon=":material/grain:",
     )
     st.markdown(
-        "With exploration, spot devices draft many seeds of the next iteration's prompts while the reserved "
-        "device trains, and the seeds whose scores differ most are rolled out: equal scores give no "
-        "gradient. The drafts come from weights that are one iteration old; this page shows whether they "
-        "still rank the seeds correctly. To start such a run:"
+        "With exploration, spot devices draft many seeds for the next iteration's prompts while the reserved "
+        "device trains. The seeds whose scores differ most are then rolled out, because equal scores give no "
+        "gradient. The drafts use weights that are one iteration old; this page shows whether they still "
+        "rank the seeds correctly. To start such a run:"
     )
     st.code("spotlight train --preset glyphs --set exploration.strategy=stale", language="bash")
 
@@ -45,7 +45,7 @@ def _show_alerts(alerts: pd.DataFrame) -> None:
         return
     lines = [f"{moment(row['happened_at'])}: {plain_markdown(row['message'])}" for row in rows]
     if len(alerts) > len(rows):
-        lines.append(f"and {len(alerts) - len(rows)} earlier, among the events of the page Convergence")
+        lines.append(f"and {len(alerts) - len(rows)} earlier, among the events on the page Convergence")
     st.warning("\n\n".join(lines), icon=":material/notification_important:")
 
 
@@ -67,15 +67,15 @@ def _show_seed_verdict(view: RunView) -> None:
     ranks = view.measured("spearman", _RECENT)
     if not ranks.size and _trained_on_drafts(view):
         st.info(
-            "**Trained on its drafts**: they were not rolled out again, so no newer scores tell how well the "
-            f"weights that made them rank seeds. {gain}",
+            "**Trained on its drafts**: they were not rolled out again, so no newer scores show how well "
+            f"their weights rank seeds. {gain}",
             icon=":material/grain:",
         )
         return
     if not ranks.size:
         st.info(
-            "**Not known yet whether last iteration's weights rank seeds well**: no iteration has compared "
-            f"their scores with newer ones. {gain}",
+            "**Not known yet whether the last iteration's weights rank seeds well**: no iteration has "
+            f"compared their scores with newer ones. {gain}",
             icon=":material/hourglass:",
         )
         return
@@ -88,7 +88,7 @@ def _show_seed_verdict(view: RunView) -> None:
     elif float(ranks[-1]) < limit:
         now = f"now {ranks[-1]:.2f}, below {limit:g}"
         box, icon, text = st.warning, "warning", f"ranked seeds well, but not lately: {found}, {now}"
-    box(f"**Last iteration's weights {text}. {gain}", icon=f":material/{icon}:")
+    box(f"**The last iteration's weights {text}. {gain}", icon=f":material/{icon}:")
 
 
 def _trained_on_drafts(view: RunView) -> bool:
@@ -101,18 +101,18 @@ def _show_seed_figures(view: RunView) -> None:
     show_tiles(
         ("Drafts", f"{drafts.sum():,.0f}" if drafts.size else "-",
          f"{drafts.mean():.0f} an iteration" if drafts.size else None,
-         "Images generated to choose seeds; those of the rollout do not count."),
+         "Images generated to choose seeds, without those of the rollout."),
         ("Kept overlap", *_latest_and_median(view, "kept_overlap", percent),
-         "Share of the seeds chosen by stale drafts that fresh scores would have chosen too."),
+         "Share of the seeds chosen by stale drafts that fresh scores would also choose."),
         ("Draft error", *_latest_and_median(view, "draft_error", as_figure),
-         "Mean distance between a seed's draft score and its score as rolled out."),
+         "Mean distance between a seed's draft score and its rollout score."),
         ("Variance gain", "-" if value is None else f"{value:.2f}×", how,
-         "Variance of a prompt group's scores: kept groups over random ones, over all iterations."),
+         "Variance of a prompt group's scores: kept over random groups, in all iterations."),
         ("Wait for exploration", *_latest_and_median(view, "explore_wait_s", short_duration),
-         "Time after training in which the devices waited for the seeds of the next iteration."),
+         "Time after training that the devices waited for the next iteration's seeds."),
         ("Prompts without drafts", f"{unexplored[-1]:.0f}" if unexplored.size else "-",
          f"{unexplored.sum():.0f} in all iterations" if unexplored.size else None,
-         "Prompts rolled out with their first seeds, because no drafts of them were ready."),
+         "Prompts rolled out with their first seeds because no drafts of them were ready."),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def _show_seeds(view: RunView) -> None:
     _show_decision(view, seeds.decisions)
     if view.metrics.empty:
         st.info(
-            "The first figures come with the first iteration; stale drafts are compared from the second on.",
+            "Figures appear with the first iteration, comparisons of stale drafts with the second.",
             icon=":material/hourglass:",
         )
         return
@@ -166,7 +166,7 @@ def _show_pairs(view: RunView, seeds: SeedsView) -> None:
         st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
         return
     above = st.empty()
-    # Up to the planned end, not the present one: a growing slider forgets the choice.
+    # Up to the planned end, not the current one: a growing slider forgets the choice.
     last = max(view.planned_iterations or 0, *view.metrics["iteration"].tolist())
     first, until = 1, last
     if last > 1:
@@ -198,7 +198,7 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
     drawn = charts.draft_map(seeds.drafts, view.gives_verdict)
     if drawn is None:
-        st.caption(f"{prompts} prompts were drafted, most of them in one iteration only: no map of them.")
+        st.caption(f"{prompts} prompts were drafted, most in only one iteration, so there is no map.")
     else:
         st.plotly_chart(drawn, key="drafts", config=PLOT_SETTINGS)
     if drawn is not None and prompts > MAP_PROMPTS:

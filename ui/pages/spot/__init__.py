@@ -1,1 +1,1 @@
-"""The work of every device, the use of its paid time, and its losses."""
+"""Every device's work, the use of its paid time, and losses."""

@@ -1,4 +1,4 @@
-"""The page Spot: the work of every device, its paid time by use, and losses."""
+"""The page Spot: every device's work, the use of its paid time, and losses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
     if unexplored > idle:
         text += f"; without exploration it would be {percent(unexplored)}.** {paid}"
     else:
-        text += f".** {paid} None of it went into exploration. {IDLE_SPOT_ADVICE}"
+        text += f".** {paid} None of it was used for exploration. {IDLE_SPOT_ADVICE}"
     (st.success if unexplored > idle else st.info)(markdown_text(text), icon=":material/bolt:")
 
 
@@ -53,7 +53,7 @@ def _show_imbalance(ledger: Ledger) -> None:
         kind = "less" if worst.unaccounted_s > 0 else "more"
         faults.append(
             f"the states differ from the paid device time by {fine_percent(ledger.unaccounted_share)} (at "
-            f"most {100 * MOST_UNACCOUNTED:g} % is allowed), most of all of {worst.worker}: "
+            f"most {100 * MOST_UNACCOUNTED:g} % is allowed), most for {worst.worker}: "
             f"{short_duration(abs(worst.unaccounted_s))} {kind}"
         )
     if ledger.overlaps:
@@ -64,8 +64,8 @@ def _show_imbalance(ledger: Ledger) -> None:
         )
     st.error(
         markdown_text(
-            f"**The states do not sum to the bill.** {'; '.join(faults)}. The figures below are off by as "
-            "much; the accounts of the workers, at the end of the page, show where."
+            f"**The states do not sum to the bill.** {'; '.join(faults)}. The figures below are off by the "
+            "same amount; the workers' accounts at the end of the page show where."
         ),
         icon=":material/receipt_long:",
     )
@@ -78,24 +78,24 @@ def _show_spot_figures(ledger: Ledger) -> None:
     show_tiles(
         ("Spot idle", "-" if idle is None else percent(idle),
          None if unexplored is None else f"{percent(unexplored)} without exploring",
-         "Share of the paid spot time; below, what it would be if the time of exploring had been idle. "
-         "This is an upper bound: time that others spent waiting for exploration would not have been paid."),
+         "Share of the paid spot time; below, the share if exploration time had been idle instead. "
+         "This is an upper bound: without exploration, no device would have waited for it."),
         ("Paid device time", short_duration(whole.device_s), usd(whole.usd),
-         "Every second of every device, idle ones too, at the prices of the run's settings."),
+         "Every second of every device, including idle ones, at the prices in the run's settings."),
         ("Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
          f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
-         "Devices that were preempted or failed. Below, how long they had worked in their last state: other "
-         "devices repeat at most that much. A dash for runs of versions that did not record losses."),
+         "Devices that were preempted or failed. Below, how long they had been in their last state: other "
+         "devices repeat at most that much. A dash means the run's version did not record losses."),
         ("Repeated work", short_duration(lost.device_s), usd(lost.usd),
-         "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint."),
+         "Paid work of iterations that a resumed run repeated because they followed its last checkpoint."),
         ("Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",
          f"{percent(ledger.useful_samples / ledger.samples)} gave a gradient" if ledger.samples else None,
-         "Samples of kept rollouts per paid device-second. Below, the share of samples that produced a "
-         "gradient: those of prompt groups whose scores differ."),
+         "Samples of kept rollouts per paid device-second. Below, the share of samples that gave a "
+         "gradient, because scores in their prompt group differ."),
         ("Unaccounted", fine_percent(ledger.unaccounted_share) if ledger.is_measured else "-",
          f"{len(ledger.overlaps)} overlaps",
-         "By how much the states differ from the paid time, which is measured independently; at most "
-         f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash for runs of versions that did not measure it."),
+         "Difference between the states and the independently measured paid time; at most "
+         f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash means the run's version did not measure it."),
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ _MOST_DECISIONS = 200
 def _read_spot(
     connection: RecordConnection, run_id: str
 ) -> tuple[list[int], Ledger, pd.DataFrame, pd.DataFrame]:
-    """Return a run's iterations, ledger, utilisation and decisions, all of one moment."""
+    """Return a run's iterations, ledger, utilisation and decisions at one moment."""
     return (
         device_queries.recorded_iterations(connection, run_id),
         read_ledger(connection, run_id),
@@ -149,8 +149,8 @@ def _show_course(view: RunView, iterations: list[int]) -> None:
     if bool((course.groups["degree"] > 1).any()):
         st.plotly_chart(groups_chart(course), key="groups", config=PLOT_SETTINGS)
         st.caption(
-            "Each bar is a device's time in one group. Devices of one group share every image of it; their "
-            "images differ by rounding from those of one device."
+            "Each bar is a device's time in one group. A group's devices share all its images, which "
+            "differ by rounding from those of a single device."
         )
     if not course.degrees.empty:
         _show_degrees(course.degrees)
@@ -166,7 +166,7 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
     count, share = int(most["degree"]), float(most["share"])
     together = f"{count} devices share an image" if count > 1 else "each device works alone"
     if share > 0:
-        text = f"**Chosen by measured times: {together}**, {percent(share)} of the time of these iterations."
+        text = f"**Chosen by measured times: {together}**, {percent(share)} of these iterations' time."
         st.markdown(markdown_text(text))
     table = {
         "images": degrees["request_class"],
@@ -178,8 +178,8 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
     }
     show_frame(pd.DataFrame(table))
     st.caption(
-        "With many images left, the most steps a device-second count; with fewer than devices, the shortest "
-        "step. A missing degree was not tried: it could not pay, or there was no time for it yet."
+        "With many images left, the most steps a device-second win; with fewer images than devices, the "
+        "shortest step. A missing degree was not tried: it could not pay off, or time was too short so far."
     )
 
 
@@ -189,7 +189,7 @@ def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
         "Iterations", [*_LATEST, _RANGE], default="Latest 3", key=f"course-{run_id}",
         label_visibility="collapsed",
     )  # fmt: skip
-    # Up to the planned end, not the present one: a growing slider forgets the choice.
+    # Up to the planned end, not the current one: a growing slider forgets the choice.
     end = max(view.planned_iterations or 0, *recorded)
     if chosen == _RANGE and end > 0:
         return st.slider("Iterations", 0, end, (recorded[-3:][0], recorded[-1]), key=f"range-{run_id}")
@@ -215,16 +215,14 @@ def _show_decisions(decisions: pd.DataFrame) -> None:
     happened = zip(decisions["happened_at"].map(moment), decisions["message"], strict=True)
     show_rows(["when", "decision"], happened)
     st.caption(
-        "Decided before each iteration by the times of the last ones and the prices; a line for each change. "
-        "`runtime.capacity=static` keeps the number of `runtime.spot_workers`."
+        "Decided before each iteration from recent times and prices; one line per change. "
+        "`runtime.capacity=static` keeps the number at `runtime.spot_workers`."
     )
 
 
 def _show_losses(ledger: Ledger) -> None:
     if not ledger.has_device_events:
-        st.caption(
-            "The version of this run did not record losses here; see the events of the page Convergence."
-        )
+        st.caption("This run's version did not record losses here; see the events on the page Convergence.")
         return
     if not ledger.losses:
         st.caption("No device was lost.")
@@ -246,7 +244,7 @@ def _show_losses(ledger: Ledger) -> None:
 
 def _show_accounts(ledger: Ledger) -> None:
     with st.expander("The accounts"):
-        st.caption("What was paid for, by phase, market and state")
+        st.caption("Paid time, by phase, market and state")
         bill = bill_entries(ledger).rename(columns={"device_s": "device-seconds", "usd": "US dollars"})
         show_frame(bill.round({"device-seconds": 2}))
         st.caption("Workers, in seconds: paid = in a state + unaccounted - in two states")
@@ -255,9 +253,9 @@ def _show_accounts(ledger: Ledger) -> None:
             [(w.worker, w.market, w.paid_s, w.booked_s, w.unaccounted_s, w.double_s) for w in ledger.workers],
         )
         if ledger.standbys:
-            st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
+            st.caption("Standbys hold no device and are not on the bill, but they use their hosts")
             show_rows(
-                ["standby", "waited (s)", "processor (s)", "memory (MiB)", "slots taken", "died"],
+                ["standby", "waited (s)", "CPU (s)", "memory (MiB)", "slots taken", "died"],
                 [
                     (s.standby, s.waited_s, s.cpu_s, s.memory_bytes / 2**20, s.taken, s.lost)
                     for s in ledger.standbys

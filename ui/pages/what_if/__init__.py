@@ -1,1 +1,1 @@
-"""Simulated time and cost of a run on a fleet, by policy, before anything is rented."""
+"""A run's simulated time and cost on a fleet, by policy, before anything is rented."""

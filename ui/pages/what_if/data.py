@@ -28,7 +28,7 @@ FIGURES = {
     "losses": ("losses", "{:.0f}".format),
     "drafts_per_iteration": ("drafts an iteration", "{:.0f}".format),
 }
-"""Figures of the table, by their name in the answer: the heading, and the format."""
+"""Heading and format of the table's figures, by their name in the answer."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TimeLine:
     ends: pd.DataFrame
 
     def course(self, first: int, last: int) -> DeviceCourse:
-        """Return the work of the devices in iterations `first` to `last`, evaluations after them included."""
+        """Return the devices' work in iterations `first` to `last`, with the evaluations after them."""
         chosen = self.intervals.loc[self.intervals["iteration"].between(first, last)]
         chosen = chosen.assign(of=len(chosen)).tail(MOST_INTERVALS)
         begin, end = chosen["started_at"].min(), chosen["ended_at"].max()
@@ -61,7 +61,7 @@ class TimeLine:
     def utilisation(self) -> pd.DataFrame:
         """Return the shares of each market's paid time by state, as the query of recorded runs does.
 
-        Evaluations are left out; neighbouring iterations are added up where there are many.
+        Evaluations are omitted; neighbouring iterations are merged if there are many.
         """
         done = self.intervals.loc[self.intervals["phase"] == "iteration"]
         together = max(1, -(-len(self.ends) // MOST_BARS))
@@ -75,10 +75,10 @@ class TimeLine:
 
 @dataclass
 class Asked:
-    """A question with the JSON answer of `spotlight what-if --json`, kept in the visitor's session.
+    """A question and the JSON answer of `spotlight what-if --json`, kept in the visitor's session.
 
     Attributes:
-        line: time line that was viewed last; None for a goal in hours.
+        line: time line viewed last; None for a goal in hours.
     """
 
     question: Question
@@ -87,12 +87,12 @@ class Asked:
 
     @property
     def policies(self) -> list[dict[str, Any]]:
-        """The rows of the answer, one per policy; however many there are."""
+        """The answer's rows, one per policy."""
         return self.answer["policies"]
 
     @property
     def best(self) -> dict[str, Any]:
-        """The policy to take; a live run can follow it."""
+        """The recommended policy; a live run can follow it."""
         return next(row for row in self.policies if row["best"])
 
 
@@ -127,7 +127,7 @@ def read_time_line(policy: str, text: str) -> TimeLine:
 
 
 def policy_table(asked: Asked) -> pd.DataFrame:
-    """Return the answer for people: a row per policy, each figure with its interval."""
+    """Return the answer for display: a row per policy, each figure with its interval."""
     return pd.DataFrame(
         [
             {
@@ -194,7 +194,7 @@ def in_words(row: dict[str, Any], name: str) -> str:
 
 
 def goal_table(asked: Asked) -> pd.DataFrame:
-    """Return the numbers of spot devices that were tried for a goal in hours, each with time and dollars."""
+    """Return the numbers of spot devices tried for a goal in hours, with time and dollars."""
     return pd.DataFrame(
         [
             {"spot devices": row["spot"], "time": in_words(row, "wall_s"), "dollars": in_words(row, "usd")}
@@ -217,7 +217,7 @@ def _relative(figure: dict[str, Any], kind: str) -> str:
 def _named(row: dict[str, Any]) -> str:
     if row["best"]:
         return f"{row['policy']} ★"
-    return row["policy"] if row["live"] else f"{row['policy']} (no live run)"  # no live run can follow it
+    return row["policy"] if row["live"] else f"{row['policy']} (no live run)"  # simulation only
 
 
 def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""The page What if: five questions, in the address too, the answer in a sentence, and what is behind it."""
+"""The page What if: five questions, also in the address, the answer in a sentence, and its details."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ui.pages.what_if import data
 from ui.pages.what_if.question import GPUS, OnStep, Question, ask, trace_names
 
 _PRESET = "qwen-image-geneval-512"
-_RESERVED, _SPOT = 4, 8  # where the preset leaves the numbers to the cluster
+_RESERVED, _SPOT = 4, 8  # if the preset leaves the numbers to the cluster
 _MOST_MIB = 16  # of a visitor's file
 _KEPT = "what_if"  # in the session, which keeps the answer while another page is open
 _LINK = "simulate"  # in the address of an answer
@@ -33,13 +33,13 @@ _SHOWN_ITERATIONS = 3
 def _show() -> None:
     st.header(f"What if {SIMULATED_BADGE}", anchor=False)
     st.caption(
-        "What a run would take and cost on a fleet, by policy, before anything is rented. Every figure on "
-        "this page is simulated; `spotlight what-if` gives the same. A link to the page keeps your values."
+        "The time and cost of a run on a fleet, by policy, before anything is rented. Every figure on this "
+        "page is simulated; `spotlight what-if` gives the same. The page's address keeps your values."
     )
     home = Home.from_environment()
     try:
         question, pressed = _show_form(_profiles(home))
-        # A link to an answer gives it at once, in a new session.
+        # A link to an answer shows it at once in a new session.
         if pressed or (_LINK in st.query_params and _KEPT not in st.session_state):
             st.session_state[_KEPT] = None
             st.query_params.pop(_LINK, None)
@@ -55,7 +55,7 @@ def _show() -> None:
         return
     asked: data.Asked | None = st.session_state.get(_KEPT)
     if asked is None:
-        st.info("Press Simulate; an answer takes some seconds.", icon=":material/calculate:")
+        st.info("Press Simulate; the answer takes a few seconds.", icon=":material/calculate:")
         return
     _show_answer(asked, home)
 
@@ -74,7 +74,7 @@ def _bar() -> Iterator[OnStep]:
 
 
 def _profiles(home: Home) -> list[str]:
-    """Return GPUs, the profiles that ship with the project, then recorded runs, the newest first."""
+    """Return GPUs, the profiles that ship with the project, then recorded runs, newest first."""
     carried = [*GPUS, *sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))]
     try:
         overview = load_overview(home)
@@ -90,7 +90,7 @@ def _show_answer(asked: data.Asked, home: Home) -> None:
     if asked.line is None:
         with st.expander("Numbers of spot devices tried"):
             st.dataframe(data.goal_table(asked), hide_index=True)
-            st.caption("Medians, and in parentheses the lowest and highest of the futures.")
+            st.caption("Medians, with the lowest and highest of the futures in parentheses.")
     else:
         with st.expander("Policies compared"):
             _show_policies(asked)
@@ -112,7 +112,7 @@ def _show_policies(asked: data.Asked) -> None:
             (
                 heading.capitalize(), written(asked.best[name]["median"]),
                 f"{written(asked.best[name]['low'])} to {written(asked.best[name]['high'])}",
-                f"Of {asked.best['policy']}: the median, and below it the lowest and highest of the futures.",
+                f"Median of {asked.best['policy']}; below, the lowest and highest of the futures.",
             )
             for name, (heading, written) in data.FIGURES.items() if name in asked.best
         )
@@ -120,10 +120,10 @@ def _show_policies(asked: data.Asked) -> None:
     st.dataframe(data.policy_table(asked), hide_index=True)
     st.caption(
         markdown_text(
-            f"Medians, and in parentheses the lowest and highest of {asked.answer['futures']} futures, which "
-            "all policies share; × compares with the best. ★ least dollars of those that a live run can "
-            "follow; of policies within 1 % of them, the one with the most drafts. All policies do the same "
-            "iterations: the table does not show what exploration is worth to learning."
+            f"Medians, with the lowest and highest of {asked.answer['futures']} futures in parentheses; the "
+            "futures are the same for all policies; × compares with the best. ★ is the cheapest that a live "
+            "run can follow or, within 1 % of it, the one with the most drafts. All do the same iterations, "
+            "so the table does not show what exploration contributes to learning."
         )
     )
     _show_milestones(asked)
@@ -141,10 +141,10 @@ def _show_milestones(asked: data.Asked) -> None:
     curves, other = asked.answer["curves"]["name"], asked.answer["other_learner"]
     st.caption(
         markdown_text(
-            "Time and dollars to a share of the baseline's progress: the median iteration of the futures "
-            f"times the median iterations of the curves {curves}{other and f' ({other})'}, without the start "
-            "and evaluations. Learning: lowest and highest of the run seeds over the median, to the last "
-            "score; system: of the futures. ≥ some run seeds did not get there."
+            "Time and dollars to a share of the baseline's progress: the futures' median iteration time × "
+            f"the median iterations of the curves {curves}{other and f' ({other})'}, without startup and "
+            "evaluations. Learning: lowest and highest run seed relative to the median, to the last score; "
+            "system: the same over the futures. ≥ means some run seeds did not get there."
         )
     )
 
@@ -166,9 +166,7 @@ def _show_time_line(asked: data.Asked, line: data.TimeLine, home: Home) -> None:
     st.plotly_chart(drawn, key="what-if-gantt", config=PLOT_SETTINGS)
     shown, of = len(course.intervals), max(course.intervals["of"].tolist(), default=0)
     few = f" The latest {shown:,} of {of:,} intervals; choose fewer iterations." if shown < of else ""
-    st.caption(
-        f"The run of {line.policy} in the first of the futures. 0 is the evaluation before training.{few}"
-    )
+    st.caption(f"The run of {line.policy} in the first future. 0 is the evaluation before training.{few}")
     st.download_button(
         "Chrome trace (JSON)", data=lambda: line.text, file_name=f"what-if-{line.policy}.json",
         mime="application/json", icon=":material/download:", on_click="ignore",
@@ -177,19 +175,19 @@ def _show_time_line(asked: data.Asked, line: data.TimeLine, home: Home) -> None:
     st.subheader("Ledger of the run")
     spent = line.by_state()
     show_in_pairs([data.marked(chart) for chart in utilisation_charts(line.utilisation())], "what-if-use")
-    chart = data.marked(market_bars(spent, "state", "What would be paid for", modelled=False))
+    chart = data.marked(market_bars(spent, "state", "Paid time", modelled=False))
     st.plotly_chart(chart, key="what-if-states", config=PLOT_SETTINGS)
 
 
 def _show_form(profiles: Sequence[str]) -> tuple[Question, bool]:
-    """Show the form; return its question, with grey values for empty fields, and True if it was sent.
+    """Show the form; return its question, with grey values for empty fields, and True if submitted.
 
     Raises:
-        ConfigurationError: the address names something that is not here, or the settings are wrong.
+        ConfigurationError: the address names something that does not exist here, or settings are wrong.
     """
     presets, traces = [preset.name for preset in list_presets()], trace_names()
     known = {"preset": presets, "profile": profiles, "spot_profile": profiles, "trace": traces}
-    for name, names in known.items():  # Streamlit would take the default for an unknown one
+    for name, names in known.items():  # Streamlit would replace an unknown one by the default
         value = st.query_params.get(name)
         if value is not None and value not in names:
             raise ConfigurationError(
@@ -232,7 +230,7 @@ def _show_form(profiles: Sequence[str]) -> tuple[Question, bool]:
 
 
 def _usd(usd_per_hour: float, gpu: str) -> str:
-    """Return the price of an empty field: the settings', or that of a GPU, which the command looks up."""
+    """Return an empty field's price: the settings', or a GPU's, which the command looks up."""
     return "the GPU's" if gpu in GPUS and gpu != "H100" else f"{usd_per_hour:g}"
 
 
@@ -243,7 +241,7 @@ def _show_more(given: dict[str, Any], traces: Sequence[str], trainers: object, i
     _ask(given, row[2], "degree", "the settings'", ["1", "2", "4", "8", "auto"])
     _ask(given, row[3], "per_instance", "all on one machine")
     row = st.columns(5)
-    _ask(given, row[0], "trace", "drawn, by rate and share", traces)
+    _ask(given, row[0], "trace", "generated from rate and share", traces)
     for place, name in zip(row[1:], ("joint", "notice", "windows", "seed"), strict=True):
         _ask(given, place, name)
     files, words = st.columns(2)
@@ -264,7 +262,7 @@ def _ask(
 ) -> None:  # fmt: skip
     """Show a field with the label, help and bounds of its declaration in `Question`, and note its value.
 
-    `grey` is what an empty field stands for, by default the field's default; `choices` make it a list.
+    `grey` is the value of an empty field, by default the field's default; `choices` make it a list.
     """
     field = Question.model_fields[name]
     shown = str(field.default if grey is None else grey)

@@ -1,4 +1,4 @@
-"""A question to `spotlight what-if`, and the process that answers it: this room imports no simulator."""
+"""A question to `spotlight what-if`, and the process that answers it, since `ui` imports no simulator."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ OnStep = Callable[[int, int], None]  # callback after each simulated run: number
 
 
 class Question(WhatIfQuestion):
-    """The question of the form: the command chooses what is not given."""
+    """The form's question; the command fills in missing values."""
 
     preset: str
     """The workload: samples, batches, denoising steps, evaluations, exploration."""
 
     hours: float | None = Field(default=None, ge=0.01, title="Goal: finish within (hours)")
-    """Finds the fewest spot devices, without exploration, with which the median ends in time."""
+    """Finds the fewest spot devices, without exploration, whose median finishes in time."""
 
     reserved_usd: float | None = Field(default=None, title="Reserved, $ an hour")
     """Of a device."""
@@ -46,11 +46,11 @@ class Question(WhatIfQuestion):
     """Of a device."""
 
     own_trace: bytes | None = Field(default=None, title="Trace (CSV)")
-    """Of spot instances, in place of the one above: lines of milliseconds, add or remove, and the instance's
+    """Of spot instances, replacing the one above: lines of milliseconds, add or remove, and the instance's
     name."""
 
     own_prices: bytes | None = Field(default=None, title="Prices (CSV)")
-    """Prices over time: time, market (on_demand or spot), usd_per_hour, and perhaps zone."""
+    """Prices over time: time, market (on_demand or spot), usd_per_hour and, optionally, zone."""
 
     def arguments(self, folder: Path, windows: int | None = None) -> list[str]:
         """Return the question as options of the command; the visitor's files are written into the folder."""
@@ -84,10 +84,10 @@ def ask(question: Question, home: Home, on_step: OnStep, policy: str = "") -> tu
 
     Args:
         on_step: callback after each simulated run.
-        policy: policy of that run, with which one future is simulated; empty for the best one.
+        policy: policy of that run, simulated in one future; empty for the best one.
 
     Raises:
-        ConfigurationError: the question was refused, in the command's words.
+        ConfigurationError: the question was refused, with the command's message.
         RuntimeFailure: the command failed, or took too long.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def ask(question: Question, home: Home, on_step: OnStep, policy: str = "") -> tu
 
 
 def _run(options: list[str], home: Home, on_step: OnStep) -> dict[str, Any]:
-    """Return the JSON object with which a process of the command answers; its last arguments as for `ask`."""
+    """Return the JSON object that the command's process prints; the last arguments as for `ask`."""
     command = python_command("-m", "flows.cli.command_line", "what-if", *options, "--json", "--progress")
     said, ends_at_s = [], time.monotonic() + _LIMIT_S
     with (

@@ -1,1 +1,1 @@
-"""Each phase of a run as a thin Prefect task, and what commands do beside runs."""
+"""A thin Prefect task for each phase of a run, and commands' work outside runs."""

@@ -1,4 +1,4 @@
-"""A run against the reference that it reproduces: the same bits, within an interval, or drifted; and why."""
+"""Compares a run with the reference it reproduces: same bits, within an interval, or drifted, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODE = "commit"
 _MAY_LACK = (DEVICES, *CODE_DIGESTS, *REPEATED)
 _SHOWN_PROMPTS = 5
 _IGNORED_SETTINGS = {"runtime.cluster", "tracking.to", "tracking.uri"}
-"""Settings of where a run computes and is copied to, which do not change its results."""
+"""Settings for where a run computes and is copied to; they do not change its results."""
 
 Difference = dict[str, str]
 """One difference: `kind`, `what`, `was`, `is`."""
@@ -29,8 +29,8 @@ class Comparison:
     """The result of the comparison.
 
     Attributes:
-        interval: of the paired differences (now minus then) of the last evaluation that both have; None with
-            fewer than two prompts.
+        interval: interval of the paired differences (now minus then) in the last evaluation that both have;
+            None with fewer than two prompts.
         causes: differences that may have changed the outcome.
         results: differences in the outcome.
     """
@@ -45,9 +45,9 @@ class Comparison:
 def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
     """Compare a run with its reference.
 
-    On the same kind of device any other bit is a drift. Rounding differs on another kind of device, and if
-    measured times choose how many devices share a sample: then a run passes if the interval of the paired
-    differences of held-out scores holds zero and their mean is at most `tolerance`.
+    On the same kind of device, any changed bit is a drift. Rounding differs on another kind of device, or if
+    measured times choose how many devices share a sample; then a run passes if the interval of the paired
+    differences in held-out scores contains zero and their mean is at most `tolerance`.
 
     Args:
         tolerance: largest mean difference that passes if bits may differ.
@@ -62,7 +62,7 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
     if not results:
         compared = f"{len(now.digests)} files of weights and {sum(map(len, now.scores.values()))} held-out"
         others = f", although these differ: {_names(causes)}" if causes else ""
-        verdict, message = "identical", f"identical to the bit: {compared} scores{others}"
+        verdict, message = "identical", f"bit-identical: {compared} scores{others}"
     elif not (why := _why_bits_may_differ(was, now)):
         message = _drifted(causes, results)
     elif interval is None:
@@ -79,9 +79,9 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
 
 
 def paired_interval(was: Reference, now: Reference) -> tuple[Estimate | None, int]:
-    """Return the mean difference of held-out scores after the last iteration that both evaluated, and pairs.
+    """Return the mean difference of held-out scores at the last evaluation of both, and the pairs.
 
-    None if fewer than two prompts have pairs: a single one has no spread.
+    None if fewer than two prompts have pairs, because a single one has no spread.
     """
     both = was.scores.keys() & now.scores.keys()
     if not both:
@@ -101,7 +101,7 @@ def paired_interval(was: Reference, now: Reference) -> tuple[Estimate | None, in
 
 
 def _why_bits_may_differ(was: Reference, now: Reference) -> str:
-    """Return the reason why a run may have other bits without a drift; empty if there is none."""
+    """Return why a run's bits may differ without a drift; empty if they may not."""
     if _device_kind(was.environment) != _device_kind(now.environment):
         return "another kind of device"
     if any(run.run_config.sequence_parallel.is_measured for run in (was, now)):
@@ -110,7 +110,7 @@ def _why_bits_may_differ(was: Reference, now: Reference) -> str:
 
 
 def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the facts that bits depend on; the number of cores is not among them."""
+    """Return the facts that bits depend on, without the number of cores."""
     architecture = environment.get("machine", "").partition(",")[0]
     return (architecture, environment.get("processor", ""), environment.get("accelerators", ""))
 
@@ -118,7 +118,7 @@ def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _environment(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
     for name in sorted(was.keys() | now.keys()):
         before, after = was.get(name, "not recorded"), now.get(name, "not there")
-        # Scoring again does not record all of these, nor did earlier versions.
+        # Neither rescoring nor earlier versions record all of these.
         is_missing = name in _MAY_LACK and not (name in was and name in now)
         if before == after or name in (PRESET, PURPOSE) or is_missing:
             continue
@@ -139,7 +139,7 @@ def _configuration(was: Mapping[str, Any], now: Mapping[str, Any], section: str 
 
 
 def _prompts(was: Reference, now: Reference) -> Iterator[Difference]:
-    """Yield prompts that have the same number but another text; a run may have used only some numbers."""
+    """Yield prompts with the same number but different text; a run may have used only some numbers."""
     for purpose, words in (("train", "training prompt"), ("evaluate", "held-out prompt")):
         before, after = was.prompts.get(purpose, {}), now.prompts.get(purpose, {})
         others = [
@@ -198,7 +198,7 @@ def _difference(kind: str, what: str, was: object, now: object) -> Difference:
 
 
 def _as_different_texts(before: Any, after: Any) -> tuple[str, str]:
-    """Return two values in words; numbers with as many digits as show that they differ."""
+    """Return two values as text; numbers get enough digits to show that they differ."""
     if isinstance(before, float) and isinstance(after, float):
         for digits in (4, 8, 12):
             short = f"{before:.{digits}g}", f"{after:.{digits}g}"

@@ -1,4 +1,4 @@
-"""Held-out scoring of a checkpoint or of an untouched model, and its record, as one task each."""
+"""Tasks that score a checkpoint or an untouched model on held-out prompts and record the result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tasks.inputs import input_digests, plugin_facts, verdict_fact
 _CLIP_QUALITY = 90
 
 _FFMPEG_LIMIT_S = 120.0
-"""Seconds for a clip; one of 17 frames of 832x480 takes a few."""
+"""Seconds allowed per clip; one of 17 frames of 832x480 takes a few."""
 
 _KEPT_OUTPUTS = 20
 """Number of evaluations whose workers' output is kept."""
@@ -48,7 +48,7 @@ _KEPT_OUTPUTS = 20
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation in memory, of a run's checkpoint, or of an untouched model: None, iteration 0.
+    """An evaluation in memory of a run's checkpoint, or of an untouched model (None, iteration 0).
 
     Attributes:
         evaluation: images and scores, by prompt and seed.
@@ -65,11 +65,11 @@ class Evaluated:
 
 @task(name="evaluate-weights", task_run_name="evaluate-weights", persist_result=False)
 def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: bool = False) -> Evaluated:
-    """Load a run's newest checkpoint, or the untouched model, generate the images, judge them.
+    """Load a run's newest checkpoint or the untouched model, then generate and judge the images.
 
     Args:
         run_id: None for the untouched model.
-        again: True for all held-out prompts, and to refuse a damaged checkpoint instead of passing over it.
+        again: True to use all held-out prompts, and to refuse a damaged checkpoint instead of skipping it.
 
     Raises:
         CheckpointError: the run has no checkpoint in this home, or a damaged one.
@@ -79,7 +79,7 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: b
         checkpoint = CheckpointStore(home.run(run_id)).load_latest(passes_over=not again)
         if checkpoint is None:
             raise CheckpointError(
-                f"run {run_id!r} has no checkpoint in {home.path} to be scored; resume it with `spotlight "
+                f"run {run_id!r} has no checkpoint in {home.path} to score; resume it with `spotlight "
                 f"resume {run_id}`, or train it again"
             )
     with open_cluster(config, _output(home)) as cluster, Runtime(config, cluster) as runtime:
@@ -93,7 +93,7 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None, again: b
 
 
 def _output(home: Home) -> Path:
-    """Return the folder of what this evaluation's workers print; delete those of old evaluations."""
+    """Return the folder for this evaluation's worker output; delete those of old evaluations."""
     outputs = home.logs / "evaluate"
     with suppress(OSError):  # another evaluation deletes them at the same moment
         found = [folder for folder in outputs.glob("*") if folder.name.isdecimal()]
@@ -110,7 +110,7 @@ def scored_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     Raises:
         CheckpointError: the run has no checkpoint in this home, or its newest one is damaged.
     """
-    # Of the code and the inputs that the evaluation begins with: before it, as it takes long.
+    # The facts of code and inputs at the start: an evaluation takes long.
     facts = environment() | input_digests(config) | plugin_facts(config)
     score = evaluate_weights.with_options(task_run_name="evaluate-again {run_id}")
     evaluated = score(home, config, run_id, again=True)
@@ -162,13 +162,13 @@ def record_separately(
         | verdict_fact(config.reward)
         | preset_fact(preset),
     )  # fmt: skip
-    if folder is not None:  # before the record: a disk that refuses them leaves no evaluation behind
+    if folder is not None:  # before the record, so a full disk leaves no evaluation behind
         write_images(folder, evaluation.samples, evaluated.prompts)
     EvaluationStore(home).commit(row, images)
     without_mp4 = "" if folder is None else write_mp4s(folder, evaluation.samples)
     figures = figures_of(images) if row.gives_verdict else graded(figures_of(images))
     parts = part_means(evaluation.scores)
-    # As a separate run, so that the tables of MLflow and others compare them.
+    # As a separate run, so tables of MLflow and others can compare them.
     run = ReadRun(
         evaluation_id, config.model_dump(mode="json"), row.environment, row.started_at,
         evaluates=row.run_id or "untouched model",
@@ -186,14 +186,14 @@ def record_separately(
         **figures,
         **({"parts": parts} if parts else {}),
         **({"judge_errors": len(evaluation.judge_errors)} if evaluation.judge_errors else {}),
-        # Means over all judged images, as a run's own evaluation has them, and not over prompts.
+        # Means over all judged images, not over prompts, as in a run's own evaluation.
         "score": evaluation.score,
         **({"exact": evaluation.exact} if row.gives_verdict else {}),
     }
 
 
 def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return an evaluation's figures by name, those that a run's own evaluations also have first."""
+    """Return an evaluation's figures by name, first those that a run's own evaluations also have."""
     found: dict[str, float] = {}
     groups = {"": figures, ".over_tags": figures.get("over_tags")}
     groups |= {f".{tag}": values for tag, values in figures.get("by_tag", {}).items()}
@@ -209,12 +209,12 @@ def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequence[PromptRecord]) -> None:
-    """Write every image and its prompt's row in GenEval's layout, so that its official scripts can read them.
+    """Write every image and its prompt's row in GenEval's layout, which its official scripts read.
 
         FOLDER/00000/metadata.jsonl         the prompt's row, one JSON object
         FOLDER/00000/samples/0000.png       one image per seed; a clip is 0000.webp, animated, and 0000.mp4
 
-    The folder's name is the prompt's place in the file. A prompt that is not a GenEval row gets a row with
+    The folder's name is the prompt's position in the file. A prompt that is not a GenEval row gets a row with
     only its text: the layout is the same, but GenEval's detector has nothing to look for.
 
     Args:
@@ -237,14 +237,14 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
                 Image.fromarray(sample.image_HWC).save(_place(folder, sample, "png"))
     except OSError as error:
         raise StorageError(
-            f"the images could not be written to {folder}: {error}; nothing of this evaluation is recorded"
+            f"the images could not be written to {folder}: {error}; this evaluation is not recorded"
         ) from error
 
 
 def write_mp4s(folder: Path, samples: Sequence[GeneratedSample]) -> str:
-    """Write clips beside what `write_images` wrote where ffmpeg is installed; return why it gave up.
+    """Write clips beside the images of `write_images` if ffmpeg is installed; return why it gave up.
 
-    The codec is ffmpeg's choice. Players want YUV 4:2:0, and so even sides.
+    ffmpeg chooses the codec. Players want YUV 4:2:0 and therefore even sides.
     """
     ffmpeg = shutil.which("ffmpeg")
     try:

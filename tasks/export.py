@@ -1,6 +1,6 @@
-"""The export of a run's weights as files for other programs, with a model card.
+"""Exports a run's weights as files for other programs, with a model card.
 
-torch, diffusers and huggingface_hub are imported where they are used: the checks before an export need none.
+torch, diffusers and huggingface_hub are imported where used, because the checks before an export need none.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 _WEIGHTS = "average.safetensors"
-_ADVICE = "check the network, and that the token may write there"
+_ADVICE = "check the network and the token's write access"
 
 
 def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run: bool) -> dict[str, Any]:
-    """Export a run as `export_run` does, and upload the folder to the hub, unless it is a dry run.
+    """Export a run like `export_run`, and upload the folder to the Hub unless it is a dry run.
 
     Args:
         name: repository: NAME or OWNER/NAME.
-        out: a new or empty folder; None for one of the repository's name.
+        out: a new or empty folder; None for one named after the repository.
 
     Returns:
-        As `export_run`, with the address in `pushed`, or with the repository in `would_push`, and `bytes`.
+        As `export_run`, plus the address in `pushed`, or the repository in `would_push`, and `bytes`.
 
     Raises:
-        ConfigurationError, ServerError: the upload would fail; then nothing is written. Or it has failed, and
-            the folder is whole.
+        ConfigurationError, ServerError: the upload would fail, and nothing is written; or it failed, and
+            the folder is complete.
         SpotlightError: as `export_run`.
     """
     _check_hub(name, uploads=not dry_run)
@@ -64,20 +64,20 @@ def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run:
 
 
 def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
-    """Write the moving average of a run's newest checkpoint, which its evaluations judge, and a model card.
+    """Write a model card and the moving average of a run's newest checkpoint, which evaluations judge.
 
-    A LoRA run gives `pytorch_lora_weights.safetensors`; one that trained all weights gives the whole
-    transformer, an embedded model its own folder.
+    A LoRA run gives `pytorch_lora_weights.safetensors`, a run that trained all weights the whole
+    transformer, and an embedded model its own folder.
 
     Returns:
         `run_id`, `iteration` of the weights, `out`, and the names of the `files`.
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: the folder is not empty, or cannot be made.
-        CheckpointError: the run has no checkpoint that can be read.
+        ConfigurationError: the folder is not empty, or cannot be created.
+        CheckpointError: the run has no readable checkpoint.
         StorageError: the disk refused.
-        ModelError: the base model is needed, and its files are missing.
+        ModelError: the base model is needed but its files are missing.
     """
     store = RunStore(home)
     row = store.run(run_id)
@@ -92,7 +92,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
         state = load(checkpoint.blobs[_WEIGHTS])
     except (KeyError, SafetensorError) as error:
         raise CheckpointError(
-            f"{checkpoint.path} has no {_WEIGHTS} that can be read ({error}); continue with `spotlight "
+            f"{checkpoint.path} has no readable {_WEIGHTS} ({error}); continue with `spotlight "
             f"resume {run_id}`, then export it"
         ) from error
     curve, result = held_out_curve(store, run_id), run_result(store, run_id)
@@ -116,7 +116,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
         if len(curve) > 1:
             (out / CURVE).write_text(curve_picture(curve), encoding="utf-8")
         files = [file for file in out.rglob("*") if file.is_file()]
-        for file in files:  # safetensors ignores the umask: its files are their owner's alone
+        for file in files:  # safetensors ignores the umask and makes files readable only by their owner
             file.chmod((out / CARD).stat().st_mode)
     except OSError as error:
         raise StorageError(f"--out {out} could not be written: {error}; export to another folder") from error
@@ -125,9 +125,9 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
 
 def licence_of(model: ModelConfig) -> dict[str, str]:
-    """Return `license` (or `unknown`), and perhaps its name and link, by the base model's card."""
+    """Return `license` (or `unknown`) and possibly its name and link, from the base model's card."""
     if model.path.startswith(EMBEDDED_PREFIX):
-        return {"license": "apache-2.0"}  # as all of the project
+        return {"license": "apache-2.0"}  # the project's license
     import yaml
     from huggingface_hub import ModelCard
 
@@ -175,13 +175,13 @@ def _python(code: str, note: str) -> str:
 
 
 def _base_folder(path: str) -> str:
-    """Return the sentence that a base model is a local folder, which a card names without its place."""
+    """Return the sentence that a base model is a local folder; a card omits the folder's location."""
     name = public(path)
     return f"`{name}` is the folder of the base model." if name != path else ""
 
 
 def _check_hub(name: str, uploads: bool) -> None:
-    """Refuse an upload that would fail, before anything is written; a dry run needs no token or network."""
+    """Refuse an upload that would fail before writing anything; a dry run needs no token or network."""
     try:
         from huggingface_hub import HfApi, get_token
         from huggingface_hub.errors import HFValidationError
@@ -198,18 +198,18 @@ def _check_hub(name: str, uploads: bool) -> None:
         return
     if not get_token():
         raise ConfigurationError(
-            f"--push {quoted(name)} needs a Hub token, and none was found; run `hf auth login`, "
-            "or set HF_TOKEN to one that may write"
+            f"--push {quoted(name)} needs a Hub token, but none was found; run `hf auth login`, "
+            "or set HF_TOKEN to one with write access"
         )
     with _asking_hub(name, _ADVICE):
         HfApi().whoami()
 
 
 def _push_folder(name: str, folder: Path) -> str:
-    """Upload a folder in one commit to a repository, made where it does not exist; return its address."""
+    """Upload a folder in one commit to a repository, creating it if missing; return its address."""
     from huggingface_hub import HfApi
 
-    with _asking_hub(name, f"{folder} is whole: {_ADVICE}, then run `hf upload {name} {folder}`"):
+    with _asking_hub(name, f"{folder} is complete: {_ADVICE}, then run `hf upload {name} {folder}`"):
         repository = HfApi().create_repo(name, exist_ok=True)
         HfApi().upload_folder(
             repo_id=repository.repo_id, folder_path=folder, commit_message="Upload an export of Spotlight"

@@ -1,8 +1,8 @@
-"""A GPU's profile: counted from a model's published sizes, and measured where `benchmarks.gpu_day` did.
+"""A GPU's profile: counted from a model's published sizes, or measured by `benchmarks.gpu_day`.
 
 A counted time is operations over an achieved share of the GPU's peak, plus bytes over its bandwidth. The
-share is a range, so every counted figure is one; `tests/unit/tasks/test_counted_profile.py` holds the ranges
-against published timings, and the distances that docs/explanation/what-if.md gives from the middle.
+share is a range, so every counted figure is one. `tests/unit/tasks/test_counted_profile.py` compares the
+ranges, and the distances from the middle in docs/explanation/what-if.md, with published timings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class Gpu:
-    """A kind of GPU, by its maker's data sheet, and the share of its peak that these models achieve.
+    """A kind of GPU, from its maker's data sheet, and the share of its peak that these models achieve.
 
     Attributes:
         memory_gib: memory that a process sees, in GiB.
@@ -38,7 +38,7 @@ class Gpu:
         bandwidth: bytes a second of its memory.
         share: lowest and highest share of `peak` that published runs of these models achieve in matrix
             products, eager to compiled with the fastest attention.
-        linked: True if the devices of a machine share samples over NVLink.
+        linked: True if a machine's devices share samples over NVLink.
     """
 
     name: str
@@ -56,32 +56,32 @@ GPUS = (
     Gpu("H100", 79.1, 989 * _TERA, 67 * _TERA, 3.35 * _TERA, (0.19, 0.66)),
     Gpu("H200", 139.8, 989 * _TERA, 67 * _TERA, 4.8 * _TERA, (0.19, 0.66)),
 )
-"""GPUs that can be counted; A100 and H100 are those of 80 GB with SXM. The low share of an H100 is that of
-Qwen-Image's training without compiling (`benchmarks.gpu_day`), and an H200's is assumed to be the same. No
-timing of an RTX 4090 in bfloat16 was found: its share is assumed to be above the others', as smaller GPUs are
-easier to fill."""
+"""GPUs that can be counted; A100 and H100 are the 80 GB SXM versions. The low share of an H100 is that of
+Qwen-Image's training without compiling (`benchmarks.gpu_day`); an H200's is assumed to be the same. No
+bfloat16 timing of an RTX 4090 was found: its share is assumed to exceed the others', because smaller GPUs
+are easier to fill."""
 
 DEFAULT_GPU = "H100"
-"""The GPU whose profile is taken where neither a profile nor a GPU is named; the default prices are its."""
+"""The GPU whose profile is the default; the default prices are also its prices."""
 
 _FLOAT32, _BFLOAT16 = 4, 2
 _FLOAT32_SHARE = 0.5
-"""Share of the float32 peak that decoding achieves at least; assumed."""
+"""Least share of the float32 peak that decoding achieves; assumed."""
 
 _HOST_BYTES_PER_S = (12e9, 50e9)
 """Lowest and highest rate between the host's memory and a GPU (PCIe 4 and 5), for offloaded encoders."""
 
 _SHARED = {2: (1.71, 0.06), 4: (3.04, 0.14), 8: (5.39, 0.23)}
-"""How many times as fast devices that share samples are, and the deviation of its logarithm: the geometric
-mean of operations with the bytes of two exchanges a layer at 300 GB/s, and of FLUX.1-dev's published speed-up
+"""Speed-up of devices that share samples, and the deviation of its logarithm: the geometric mean of
+operations with the bytes of two exchanges a layer at 300 GB/s, and of FLUX.1-dev's published speed-up
 on 2 and 4 H100 (xDiT, docs/performance/flux.md, compiled: 1.60 and 2.64)."""
 
 _SHARING = ("qwen-image", "flux")
-"""Families for which that was counted or published."""
+"""Families whose speed-up was counted or published."""
 
 _HOSTS = 0.18
-"""Deviation of a measured time's logarithm between machines with the same GPU, assumed: without compiling,
-the host starts each kernel, and two hosts with an H100 took .44 and .57 s for a step of Qwen-Image."""
+"""Assumed deviation of a measured time's logarithm between machines with the same GPU: without compiling,
+the host launches each kernel, and two hosts with an H100 took 0.44 and 0.57 s for a step of Qwen-Image."""
 
 _FAMILY = "qwen-image"
 _STAGES = ("qwen_image", "variants")
@@ -92,7 +92,7 @@ class _Stage(BaseModel):
 
 
 class GpuDayResult(BaseModel):
-    """The parts of a result that a profile uses: the file that `--keep` writes, or that of `--out`."""
+    """The parts of a result that a profile uses; the file is written by `--keep` or `--out`."""
 
     device: str = Field(min_length=1)
     date: str = Field(min_length=1)
@@ -109,7 +109,7 @@ class GpuDayResult(BaseModel):
     @classmethod
     def _is_no_rehearsal(cls, tiny: bool) -> bool:
         if tiny:
-            raise ValueError("it is of a rehearsal on the CPU; measure it on a GPU, without --tiny")
+            raise ValueError("it is from a rehearsal on the CPU; measure on a GPU, without --tiny")
         return tiny
 
     @property
@@ -162,8 +162,8 @@ def named_gpu(name: str) -> Gpu:
 
 
 def gpu_of_device(device: str) -> Gpu | None:
-    """Return the GPU of a name that a driver reports, as in `NVIDIA H100 80GB HBM3`; None if not counted."""
-    # At the start of a word: a GH200 is no H200.
+    """Return the GPU that a driver's name means, as in `NVIDIA H100 80GB HBM3`; None if not counted."""
+    # At the start of a word: a GH200 is not an H200.
     return next((gpu for gpu in GPUS if re.search(rf"\b(RTX)?{gpu.name.removeprefix('RTX')}", device)), None)
 
 
@@ -176,18 +176,18 @@ def counted_model(chosen: ModelConfig, adaptation: AdaptationConfig) -> Publishe
     if (model := published_model(chosen)) is None:
         raise ConfigurationError(
             f"the times of {chosen.key} are not counted, only those of "
-            f"{', '.join(counted_families())}; name a recorded run of it by --profile"
+            f"{', '.join(counted_families())}; name a recorded run of it with --profile"
         )
     if chosen.dtype == "float32" or adaptation.mode == "full":
         raise ConfigurationError(
             "only adapters on a model in bfloat16 are counted, not adaptation.mode=full or "
-            "model.dtype=float32; leave these out, or name a recorded run by --profile"
+            "model.dtype=float32; omit these, or name a recorded run with --profile"
         )
     return model
 
 
 def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
-    """Return the profile of a run on devices that were not measured, from operations and bytes.
+    """Return the profile of a run on unmeasured devices, from operations and bytes.
 
     Raises:
         ConfigurationError: the family's models are not counted.
@@ -202,7 +202,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
         return low, high
 
     def moved(batch: int) -> float:
-        # Where padding is cut off, samples pass the transformer one by one.
+        # Without padding, samples pass the transformer one by one.
         turns, together = (batch, 1) if model.cuts_padding else (1, batch)
         return turns * model.architecture.moved_bytes(*tokens, together)
 
@@ -240,7 +240,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
 
 
 def _shared_steps(family: str, gpu: Gpu, alone: StepTime) -> tuple[StepTime, ...]:
-    """Return the times of a step that devices share, where they have links for it."""
+    """Return the times of a shared step, for devices with the necessary links."""
     if not gpu.linked or family not in _SHARING:
         return ()
     return tuple(
@@ -254,7 +254,7 @@ def _shared_steps(family: str, gpu: Gpu, alone: StepTime) -> tuple[StepTime, ...
 
 
 def _decoding(chosen: ModelConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
-    """Return the time to decode a sample, in float32: between tensor cores with TF32 and none."""
+    """Return the time to decode a sample in float32, between TF32 tensor cores and none."""
     operations = model.decoding * model.pixels(chosen)
     tensor_cores = gpu.peak / 2
     return Quantity.counted(
@@ -268,8 +268,8 @@ def _decoding(chosen: ModelConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
 def _encoding(encoders: str, prompts: int, model: PublishedModel, gpu: Gpu, text_tokens: int) -> Quantity:
     """Return the time to encode an iteration's prompts.
 
-    Offloaded encoders are copied to the GPU for each batch with a prompt that is new to the device: between
-    once, and once for each prompt. They stay on the host, so nothing is copied back.
+    Offloaded encoders are copied to the GPU for each batch with a prompt that is new to the device: at least
+    once, at most once per prompt. They stay on the host, so nothing is copied back.
     """
     operations = 2 * model.encoders * text_tokens * prompts
     moved = _BFLOAT16 * model.encoders if encoders == "offload" else 0.0
@@ -288,7 +288,7 @@ def _encoding(encoders: str, prompts: int, model: PublishedModel, gpu: Gpu, text
 
 
 def _assumed(model: PublishedModel, adapters: float) -> dict[str, Any]:
-    """Return the figures that are neither computing nor memory: assumed, and called modelled."""
+    """Return the figures beyond computing and memory, which are assumed and labelled modelled."""
 
     def assumed(value: float, uncertainty: float, source: str) -> Quantity:
         return Quantity(
@@ -310,15 +310,15 @@ def gpu_profile(path: Path, config: RunConfig) -> Profile:
     """Return the profile of a run on the GPU of a measured result.
 
     Raises:
-        ConfigurationError: the file is no result, is of a rehearsal, or has no step of this model and size.
+        ConfigurationError: the file is not a result, is from a rehearsal, or lacks this model and size.
     """
     result = read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
     model = config.model
     height, size = model.size
     if model.family != _FAMILY or size != height:
         raise ConfigurationError(
-            f"GPU result {path} is of {_FAMILY} at square sizes, and the run has {model.family} at "
-            f"{size}x{height}; name a profile of that"
+            f"GPU result {path} is for {_FAMILY} at square sizes, but the run has {model.family} at "
+            f"{size}x{height}; name a profile for that"
         )
     if not result.steps(size, model.compile):
         compiled = " with compiled blocks" if model.compile else ""
@@ -329,21 +329,21 @@ def gpu_profile(path: Path, config: RunConfig) -> Profile:
 
 
 def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
-    """Return the counted profile of a result's GPU with measured values in place of counted ones.
+    """Return the counted profile of a result's GPU, with measured values replacing counted ones.
 
     A denoising step, a sample's training and decoding are measured if the result has them; with guidance,
-    each step is two passes, and so counted twice. A step shared by devices keeps its evidence, and its
-    speed-up over an unshared step. All other values stay as counted, for an unknown GPU as on an H100.
+    each step is two passes, so it counts twice. A step shared by devices keeps its evidence and its
+    speed-up over an unshared step. All other values stay as counted; an unknown GPU uses those of an H100.
     """
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
     size, passes = config.model.size[1], counted_model(config.model, config.adaptation).passes(config.model)
     found = result.steps(size, config.model.compile)
-    # A small batch takes no longer than a large one, which it could be filled up to; single timings say so.
+    # A small batch, which could be padded, takes no longer than a large one; single timings may disagree.
     found = {batch: min(found[other] for other in found if other >= batch) for batch in found}
     alone = tuple(StepTime(batch=batch, seconds=passes * step_s) for batch, step_s in sorted(found.items()))
     about = {
         "summary": f"Qwen-Image's transformer at {size}x{size} on {result.device}, measured {result.date}; "
-        "what was not measured is counted or assumed",
+        "unmeasured values are counted or assumed",
         "device": result.device,
         "steps": alone,
     }
@@ -372,7 +372,7 @@ def _quantities(result: GpuDayResult, config: RunConfig, size: int, passes: int)
 
     found = {"step": in_passes(1.0, f"step{name}").model_copy(update={"value": 1.0})}
     train_s, rows = (result.seconds(f"train{name}", each) for each in ("train_s", "rows"))
-    if train_s and rows and not passes_reference(config.algorithm):  # the reference's pass was not measured
+    if train_s and rows and not passes_reference(config.algorithm):  # the reference's pass is unmeasured
         found["train_sample_s"] = in_passes(
             train_s / rows * rows_of_sample(config.sampling, config.algorithm), f"train{name}"
         )

@@ -1,4 +1,4 @@
-"""The files that a run reads, and their digests, so that it is not resumed with other ones."""
+"""The files that a run reads, and their digests, so a run never resumes with different ones."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
     Returns:
         `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of the list
-        of digests and names that `sha256sum` prints of the model's files. A dataset of several files, a
+        of digests and names that `sha256sum` prints for the model's files. A dataset of several files, a
         prompt file with the images that its rows name, and the adapter that a run starts from (`digest
-        adapter`) have such a list too. `code_digests` follow.
+        adapter`) also have such a list. `code_digests` follow.
 
     Raises:
         ConfigurationError, PromptFileError, ModelError: a file is missing.
@@ -62,11 +62,11 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
 
 def code_digests(config: RunConfig) -> dict[str, str]:
-    """Return SHA-256 of the files in which a run's judges, strategy and objective are written.
+    """Return SHA-256 of the source files of a run's judges, strategy and objective.
 
     Returns:
-        those of `judge_digests`, `digest exploration.strategy` and `digest algorithm.objective`; none for
-        what is Spotlight's own.
+        those of `judge_digests`, `digest exploration.strategy` and `digest algorithm.objective`, except for
+        Spotlight's own.
 
     Raises:
         ConfigurationError: one of them does not exist, or an option of a scorer is wrong.
@@ -75,11 +75,11 @@ def code_digests(config: RunConfig) -> dict[str, str]:
 
 
 def judge_digests(config: RunConfig) -> dict[str, str]:
-    """Return SHA-256 of the files in which the reward and the second judge are written.
+    """Return SHA-256 of the source files of the reward and the second judge.
 
     Returns:
-        `digest reward` and `digest evaluation.judge`; none for a scorer of Spotlight's own. Several files,
-        of a sum or of a module that imports the scorer from another one, have the digest of their list.
+        `digest reward` and `digest evaluation.judge`, except for Spotlight's own scorers. Several files,
+        as for a sum or a module that imports the scorer from another, have the digest of their list.
 
     Raises:
         ConfigurationError: a scorer does not exist, or one of its options is wrong.
@@ -107,7 +107,7 @@ def _judge_files(config: RunConfig) -> dict[str, list[Path]]:
 
 
 def images_in_words(config: RunConfig) -> str:
-    """Return how many images an iteration trains on, and how many while its strategy explores nothing."""
+    """Return how many images an iteration trains on, and how many while its strategy does not explore."""
     group = config.algorithm.group_size
     images = config.algorithm.prompts_per_iteration * group
     undrafted = strategy_of(config.exploration).undrafted_groups(2, config) * group  # of most iterations
@@ -115,7 +115,7 @@ def images_in_words(config: RunConfig) -> str:
 
 
 def plugin_facts(config: RunConfig) -> dict[str, str]:
-    """Return what a run's strategy, objective and reward stand for by their names, to be stored with it."""
+    """Return facts about a run's strategy, objective and reward, to store with it."""
     clips = OBJECTIVES.find(config.algorithm.objective).clips_ratio
     strategy = strategy_of(config.exploration)
     moments = {
@@ -127,10 +127,10 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
 
 
 def refuse_unfit_facts(facts: Mapping[str, str], settings: ExplorationConfig) -> None:
-    """Refuse decisions and earlier ends among a run's facts that it cannot repeat with its settings.
+    """Refuse recorded decisions and earlier ends that the run cannot repeat with its settings.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: it cannot repeat them.
     """
     strategy_of(settings).repeat(read_decisions(facts), settings)
     read_earlier_ends(facts)
@@ -147,10 +147,10 @@ def verdict_fact(reward: RewardConfig) -> dict[str, str]:
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:
-    """Refuse to resume a run with prompts, a model, an adapter or code that differ from those at its start.
+    """Refuse to resume a run whose prompts, model, adapter or code differ from those at its start.
 
     Args:
-        environment: the run's environment with the digests from its start; what has none passes.
+        environment: the run's environment with the digests from its start; inputs without one pass.
 
     Raises:
         ConfigurationError: inputs have changed; the message names them all.
@@ -174,7 +174,7 @@ def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> 
     ]
     if changed:
         raise ConfigurationError(
-            f"files have changed since the run began: {'; '.join(changed)}. Put the old ones back, or start "
+            f"files have changed since the run began: {'; '.join(changed)}. Restore the old ones, or start "
             "a new run with `spotlight train`"
         )
 
@@ -204,7 +204,7 @@ def _digest(path: Path) -> str:
 
 @cache
 def _digest_of_large(path: Path, *_unchanged: int) -> str:
-    """Return the digest of a file that is read once: a resume asks twice, and 50 GB take a minute."""
+    """Return a file's digest, reading it once: a resume asks twice, and 50 GB take a minute."""
     return _digest_of_content(path)
 
 

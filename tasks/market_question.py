@@ -19,7 +19,7 @@ from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, quoted
 
 MOST_TOGETHER = 16
-"""The most devices of one machine that may share samples: more ways to divide them take long to compare."""
+"""Most devices of one machine that may share samples; comparing more ways to divide them takes long."""
 
 
 def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
@@ -37,7 +37,7 @@ def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
     if config.sequence_parallel.largest > 1 and not each and runtime.least_workers > MOST_TOGETHER:
         raise ConfigurationError(
             f"{runtime.least_workers} devices that may share samples would be on one machine, above "
-            f"{MOST_TOGETHER}; say by --per-instance how many an instance has"
+            f"{MOST_TOGETHER}; give the number per instance with --per-instance"
         )
     found = price_histories(question)
     reserved, spot = found.get("on_demand"), found.get("spot")
@@ -51,7 +51,7 @@ def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
 
 
 def price_histories(question: WhatIfQuestion) -> Mapping[PriceMarket, PriceHistory]:
-    """Return the prices that change, by market; empty without a file of them.
+    """Return the changing prices by market; empty without a price file.
 
     Raises:
         ConfigurationError: the file cannot be read, or a zone is named without a file.
@@ -80,9 +80,9 @@ def _serving_of(said: str) -> ServingLoad:
 
 def serving_in_words(load: ServingLoad) -> str:
     """Describe the load of the serving fleet that lends, and whether it is assumed."""
-    known = "assumed" if load == ASSUMED_LOAD else "as asked for, with assumed noise"
+    known = "assumed" if load == ASSUMED_LOAD else "as given, with assumed noise"
     return (
-        f"lending: {load.mean:.0%} of the serving fleet is busy, {load.swing:.0%} more or less over a day, "
+        f"lending: {load.mean:.0%} of the serving fleet is busy, give or take {load.swing:.0%} over a day, "
         f"and its requests can wait {load.slack_s:g} s ({known})"
     )
 
@@ -98,9 +98,7 @@ def market_of(question: WhatIfQuestion) -> SpotMarket:
     loss_rate, joint = question.given("loss_rate"), question.given("joint")
     if question.trace:
         if loss_rate is not None or joint is not None:
-            raise ConfigurationError(
-                "--trace decides which instances are lost; leave --loss-rate and --joint out"
-            )
+            raise ConfigurationError("--trace decides which instances are lost; omit --loss-rate and --joint")
         return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice, devices=each)
     rate = 3600 / shape.mean_lifetime_s if loss_rate is None else loss_rate
     joint = shape.multi_loss_share if joint is None else joint
@@ -118,14 +116,14 @@ def market_in_words(market: SpotMarket, question: WhatIfQuestion) -> str:
         rate = known.losses_per_instance_hour or 0.0
         return (
             f"windows of {Path(question.trace).name}: {known.length_s / 3600:.1f} h, {known.losses} losses, "
-            f"{rate:.2f} of an instance an hour{notice}"
+            f"{rate:.2f} per instance-hour{notice}"
         )
     if not market.losses:
         return "no instance is lost"
     shape = market.shape
     return (
-        f"drawn traces: {3600 / shape.mean_lifetime_s:.2f} losses of an instance an hour, "
-        f"{shape.multi_loss_share:.0%} of them together; a replacement comes after "
+        f"generated traces: {3600 / shape.mean_lifetime_s:.2f} losses per instance-hour, "
+        f"{shape.multi_loss_share:.0%} of them joint; a replacement comes after "
         f"{shape.mean_reacquire_s / 60:.0f} min{notice}"
     )
 

@@ -1,4 +1,4 @@
-"""The making of an embedded model, as a task."""
+"""A task that makes an embedded model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pretrain_model(
 
     Args: those of `flows.pretrain.pretrain`; `progress` gets training steps done, steps in all, and the loss.
     """
-    # More threads change the rounding of sums, and so the weights.
+    # More threads change the rounding of sums and therefore the weights.
     torch.set_num_threads(1)
     report = asdict(pretrain(model, out, seed=seed, callback=progress))
     return {name: str(value) if isinstance(value, Path) else value for name, value in report.items()}

@@ -9,20 +9,20 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PriceNotFoundError
 
 _ZONES = {"H100": "gcp/us-east4", "H200": "aws/highest"}
-"""Zone of the built-in book whose prices a GPU has where none are given."""
+"""Zone of the built-in book that gives a GPU's default prices."""
 
 
 def with_prices(config: RunConfig, on_demand: bool = False) -> RunConfig:
     """Return the configuration with the two prices of its price book; unchanged if it names no book.
 
-    The run then keeps these prices to its end, whatever happens to the file.
+    The run keeps these prices to its end, even if the file changes.
 
     Args:
         on_demand: True if all devices are rented on demand, whatever the settings say.
 
     Raises:
-        ConfigurationError: the book cannot be read, does not have the offers or has none available, or
-            its spot price is above the on-demand price.
+        ConfigurationError: the book cannot be read, an offer is missing or unavailable, or the spot price
+            is above the on-demand price.
     """
     price = config.price
     if not price.book:
@@ -50,14 +50,14 @@ def with_prices(config: RunConfig, on_demand: bool = False) -> RunConfig:
 def with_gpu_prices(
     config: RunConfig, reserved: str, spot: str, changing: Collection[PriceMarket] = ()
 ) -> RunConfig:
-    """Return the configuration with the known prices of GPUs, where it has none of its own.
+    """Return the configuration with known GPU prices where it sets none.
 
     Args:
         reserved, spot: kinds of GPU.
-        changing: markets whose prices come from elsewhere, as they change.
+        changing: markets whose changing prices come from elsewhere.
 
     Raises:
-        ConfigurationError: a price that is not given is not known either.
+        ConfigurationError: a missing price is unknown.
     """
     offers: dict[str, tuple[str, PriceMarket]] = {
         "reserved_usd_per_hour": (reserved, "on_demand"), "spot_usd_per_hour": (spot, "spot")
@@ -69,8 +69,8 @@ def with_gpu_prices(
     if missing := {name: kind for name, (kind, _) in asked.items() if kind not in _ZONES}:
         settings = " and ".join(f"price.{name}" for name in missing)
         raise ConfigurationError(
-            f"no price of an {next(iter(missing.values()))} is known here; give the dollars per hour of a "
-            f"device: {settings}, or --price of what-if"
+            f"the price of an {next(iter(missing.values()))} is unknown; give the dollars per hour of a "
+            f"device: {settings}, or what-if's --price"
         )
     book = known_prices()
     usd = {name: book.usd_per_hour(kind, market, _ZONES[kind]) for name, (kind, market) in asked.items()}

@@ -1,4 +1,4 @@
-"""Profiles and learning curves by name: shipped ones, of a GPU, of a file, or of recorded runs."""
+"""Profiles and learning curves by name: shipped, of a GPU, from a file, or from recorded runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
     Args:
         name: name of a profile that ships with the project, a kind of GPU, a .json file (a profile, or a
             result of `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and
-            size, else for that of an H100.
+            size, or else that of an H100.
         spot: the same for spot devices of another kind; None for the same kind.
 
     Raises:
@@ -53,8 +53,8 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
 
 
 def stand_in_in_words(profile: Profile) -> str:
-    """Say by what time a reward is counted where none is set."""
-    return f"no reward is set: {profile.score_s.value:g} s an image, as of a detector, stand in for yours"
+    """Describe the scoring time assumed without a reward."""
+    return f"no reward is set: {profile.score_s.value:g} s an image, like a detector's, stand in for it"
 
 
 def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
@@ -65,7 +65,7 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
     if name is None and own:
         return own[0]
     if (gpu := find_gpu(name or DEFAULT_GPU)) is not None:
-        # What was measured on such a GPU and kept takes the place of what is counted.
+        # Kept measurements on such a GPU replace counted values.
         measured = (profile for profile in own if gpu_of_device(profile.device) == gpu)
         return next(measured, None) or counted_profile(config, gpu)
     for profile in carried:
@@ -86,7 +86,7 @@ def find_curves(home: Home, reward: RewardConfig, objective: str, name: str | No
 
     Args:
         name: name of curves that ship with the project, a .json file, or recorded runs separated by commas;
-            None for the shipped ones of this reward (for a sum, its heaviest part) and objective, if any.
+            None for the shipped ones of this objective and reward (for a sum, its heaviest part), if any.
 
     Raises:
         ConfigurationError: no curves have that name, or they cannot be read or compared.
@@ -113,7 +113,7 @@ def find_curves(home: Home, reward: RewardConfig, objective: str, name: str | No
 
 
 def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
-    """Return the curves of recorded runs' held-out evaluations, by whether and when the runs explored.
+    """Return curves of recorded runs' held-out evaluations, by whether and when the runs explored.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -124,7 +124,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
 
     store = RunStore(home)
     if len(set(run_ids)) < len(run_ids):
-        raise ConfigurationError(f"runs {', '.join(run_ids)}: one is named twice; it would count as two")
+        raise ConfigurationError(f"runs {', '.join(run_ids)}: one is named twice and would count as two")
     rows = [store.run(run_id) for run_id in run_ids]
     for row in rows:
         refuse_simulated(row)
@@ -141,8 +141,8 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     signals = {config.reward.signal for config in configs}
     if len(signals) > 1:
         raise ConfigurationError(
-            f"runs {', '.join(run_ids)} learned from {' and '.join(sorted(signals))} scores; take "
-            "runs of one reward.signal"
+            f"runs {', '.join(run_ids)} learned from {' and '.join(sorted(signals))} scores; use "
+            "runs with the same reward.signal"
         )
     measure = "score" if signals == {"graded"} else "exact"
     arms: dict[Arm, tuple[LearningCurve, ...]] = {}
@@ -162,7 +162,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
         arms[arm] = (*arms.get(arm, ()), curve)
     if "plain" not in arms:
         raise ConfigurationError(
-            f"runs {', '.join(run_ids)} all explored; name one without exploration too: it is the baseline"
+            f"runs {', '.join(run_ids)} all explored; also name one without exploration as the baseline"
         )
     try:
         return LearningCurves(
@@ -174,8 +174,8 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
         )
     except ValueError as error:
         raise ConfigurationError(
-            f"runs {', '.join(run_ids)} make no learning curves: the held-out {measure} of those without "
-            "exploration does not rise; take longer runs"
+            f"runs {', '.join(run_ids)} give no learning curves: the held-out {measure} of those without "
+            "exploration does not rise; use longer runs"
         ) from error
 
 
@@ -186,7 +186,7 @@ def _arm_of(run_id: str, settings: ExplorationConfig) -> Arm:
         does = "changes how it explores" if strategy.decides_by_times else "trains on its drafts"
         raise ConfigurationError(
             f"run {run_id} {does} (exploration.strategy={settings.strategy}), "
-            "which no policy of what-if does; use runs with another strategy"
+            "which no what-if policy does; use runs with another strategy"
         )
     if strategy.drafts_beside_training:
         return "stale"

@@ -1,4 +1,4 @@
-"""Longer prompt files to train on, drawn by the generators of the built-in ones."""
+"""Longer prompt files for training, drawn by the generators of the built-in ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile of a workload from recorded runs: the time of each part, and its spread."""
+"""A workload's profile from recorded runs: each part's time and its spread."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LEAST_ITERATIONS = 2
-"""The number of recorded iterations that a profile needs; the first is left out if there are more."""
+"""The number of recorded iterations that a profile needs; the first is omitted if there are more."""
 
 _MOST_SPREAD = 2.0
-"""The largest deviation of the logarithms of values that counts."""
+"""The largest deviation of values' logarithms; larger ones are capped."""
 
 _IN_PASSING = 0.02
 """The share of a rollout's device time below which it tells nothing about a degree."""
@@ -44,7 +44,7 @@ class _Recorded:
 
     Attributes:
         steps: seconds of a denoising step of a rollout, by samples of a batch and devices that shared them.
-        evaluated: the same for evaluations with degrees that no rollout had.
+        evaluated: the same for evaluations, with degrees that no rollout had.
         values: values of each quantity of a profile, by its name.
     """
 
@@ -54,13 +54,13 @@ class _Recorded:
 
 
 def recorded_profile(home: Home, *run_ids: str) -> Profile:
-    """Return a profile from recorded runs of one kind and number of devices: what they recorded is measured.
+    """Return a measured profile from recorded runs with one kind and number of devices.
 
     Devices that share cores during a run slow each other down; the figures include this.
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: a run has too few iterations, or no time of rollouts.
+        ConfigurationError: a run has too few iterations, or no rollout times.
     """
     found = _Recorded()
     rows = [RunStore(home).run(run_id) for run_id in run_ids]
@@ -71,7 +71,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
         if config.runtime.spot_trainers:
             raise ConfigurationError(
                 f"run {run_id} may have trained on spot devices (runtime.trainer_workers), which is not "
-                "simulated; take another run"
+                "simulated; use another run"
             )
         _measure(home, run_id, config, found)
     source = f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs: {', '.join(run_ids)}"
@@ -88,7 +88,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
         summary=f"recorded by {source}; decoding and commits are in the step",
         device=configs[0].model.device,
         models=tuple(dict.fromkeys(config.model.key for config in configs)),
-        # The evidence of a step that is not shared is that of `step`.
+        # An unshared step's evidence is that of `step`.
         steps=tuple(
             StepTime(batch=size, degree=degree, seconds=seconds, **(shared if degree > 1 else {}))
             for (size, degree), seconds in steps.items()
@@ -140,7 +140,7 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
     steps = _steps_by_degree(config.sampling, config.sequence_parallel.rollout, work, sharing, known)
     if not steps:
         raise ConfigurationError(
-            f"run {run_id} recorded no rollout whose samples were all shared alike; take another run"
+            f"run {run_id} recorded no rollout whose samples were all shared alike; use another run"
         )
     size = config.sampling.batch_size
     for degree, step_s in steps.items():
@@ -174,16 +174,16 @@ def _steps_by_degree(
     sharing: pd.DataFrame,
     known: Mapping[int, float],
 ) -> dict[int, list[float]]:
-    """Return the seconds of a rollout's denoising step, one value per iteration that shows it.
+    """Return the seconds of a rollout's denoising step, one value per informative iteration.
 
     With a fixed degree, an iteration shows them for the degree of all its samples. If measured times chose
-    it, those give the ratio of the degrees, and the total device time gives the time of a step with its
+    it, those give the ratio between degrees, and the total device time gives a step's time including
     decoding and commits.
 
     Args:
         wanted: the degree of the settings.
         sharing: device time by iteration and degree.
-        known: measured seconds of a step by degree, where they chose it.
+        known: measured seconds of a step by degree, if they chose it.
     """
     found: defaultdict[int, list[float]] = defaultdict(list)
     columns = (work[name] for name in ("iteration", "samples", "rollout_device_s"))
@@ -196,7 +196,7 @@ def _steps_by_degree(
             (degree,) = spent
             found[degree].append(float(device_s) / degree / steps)
         elif known.keys() >= spent.keys():
-            # Ratio of the recorded time to that of as many measured steps.
+            # Ratio of the recorded time to that of equally many measured steps.
             alone = sum(spent_s / degree / known[degree] for degree, spent_s in spent.items()) / steps
             for degree, step_s in known.items():
                 found[degree].append(step_s * alone)
@@ -215,14 +215,14 @@ def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: flo
 def _score_s(
     work: pd.DataFrame, batch_size: int, scorers: int, waits_s: float, degree: int = 1
 ) -> list[float]:
-    """Return the seconds in which a scorer judges one image, from the waits for rollouts' last scores.
+    """Return a scorer's seconds per image, from the waits for rollouts' last scores.
 
     Devices deliver in turns of one batch per device; scorers judge a turn's images while the next turn is
     generated. Either they keep up, and the wait is for the last turn only, or they lag from the first turn
     on.
 
     Args:
-        work: iterations; their device-seconds tell how many devices they had.
+        work: iterations; their device-seconds show how many devices they had.
         waits_s: seconds of a rollout in which devices do not generate.
     """
     samples, waited_s = work["samples"], work["reward_s"]
@@ -232,7 +232,7 @@ def _score_s(
     turn_s = (work["rollout_s"] - waits_s) / turns
     lags = waited_s > turn_s
     last = (samples / batches * (batches - (turns - 1) * devices)).clip(upper=samples)
-    judging_s = waited_s + ((turns - 1) * turn_s).where(lags, 0 * turn_s)  # NaN where nothing is known
+    judging_s = waited_s + ((turns - 1) * turn_s).where(lags, 0 * turn_s)  # NaN if unknown
     return list((judging_s * scorers / samples.where(lags, last)).dropna())
 
 

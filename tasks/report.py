@@ -1,4 +1,4 @@
-"""A run's report as a file, made in a separate process: this room does not import the dashboard's."""
+"""A run's report as a file, made in a separate process because `tasks` does not import `ui`."""
 
 from __future__ import annotations
 

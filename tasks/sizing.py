@@ -1,4 +1,4 @@
-"""The size of a run before anything is there: memory by term, hours and dollars, all counted as ranges."""
+"""A run's size before anything exists: memory by term, hours and dollars, all counted as ranges."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_profile
 
 _DEVICES = (1, 4, 8)
-"""Numbers of devices that are compared where the settings leave it to the cluster."""
+"""Numbers of devices to compare if the settings leave it to the cluster."""
 
 _SMALL = 2 * GIB
-"""Size of a model's files up to which it runs on a processor."""
+"""Largest size of a model's files for running on a CPU."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """The size of a run: the memory of a device, and times by the number of devices.
+    """A run's size: a device's memory, and times by the number of devices.
 
     Attributes:
-        times: numbers of devices, all on demand and training, with the hours of a run and its dollars, if
-            there is a price.
+        times: numbers of devices, all on demand and training, with a run's hours and, if there is a price,
+            its dollars.
         no_price: why there are no dollars; empty if there are.
     """
 
@@ -48,11 +48,11 @@ class RunSize:
 
     @property
     def fits(self) -> bool:
-        """True unless a device that trains surely lacks memory."""
+        """True unless a training device certainly lacks memory."""
         return self.verdict(trains=True) != "does not fit"
 
     def verdict(self, trains: bool) -> str:
-        """Return `fits`, `may not fit` or `does not fit`, for a device that also trains or does not."""
+        """Return `fits`, `may not fit` or `does not fit` for a device, with or without training."""
         low, high = self.memory.total(trains)
         there = self.gpu.memory_gib * GIB
         return "fits" if high <= there else "may not fit" if low <= there else "does not fit"
@@ -82,17 +82,17 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
 
 
 def _hours(config: RunConfig, profile: Profile, devices: int, chance: LowEnd | HighEnd | None) -> float:
-    """Return the hours of an undisturbed run on devices that work alone, all of which train."""
+    """Return the hours of an undisturbed run on devices that work alone and all train."""
     times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, devices, chance)
     return undisturbed(config, times, devices, dict.fromkeys(KINDS, 1)) / TICKS_PER_S / 3600
 
 
 def needs_gpu(model: ModelConfig, runtime: RuntimeConfig) -> bool:
-    """Return True if the model is one of billions of weights that is to run on this machine."""
+    """Return True if the model has billions of weights and would run on this machine."""
     if model.device == "cpu" or runtime.ray_address:
         return False
     try:
         files = family_of(model).files(model)
-    except SpotlightError:  # not here; the check of the model says so
+    except SpotlightError:  # missing here, which the model check reports
         return published_model(model) is not None
     return sum(file.stat().st_size for file in files) > _SMALL

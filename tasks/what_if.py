@@ -1,4 +1,4 @@
-"""The cost of a run on devices that are not rented yet: its profile, its spot market, its policies."""
+"""The cost of a run on devices not rented yet: its profile, spot market and policies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
 
 MOST_SPOT = 64
-"""The most spot devices that are tried for a goal."""
+"""The most spot devices tried for a goal."""
 
 MOST_DRAWN = 50_000
 """The most devices times iterations of a time line; its file then has some 40 MB."""
@@ -65,8 +65,8 @@ MOST_DRAWN = 50_000
 class Simulation:
     """A workload with its times, devices and spot market, to be simulated under policies.
 
-    Futures are windows of the trace, each with a draw of the profile. All reserved devices train where the
-    settings say nothing else. Without prices, those of the GPUs that are named, or of the price book, count.
+    Futures are windows of the trace, each with a draw of the profile. All reserved devices train unless the
+    settings say otherwise. Missing prices come from the named GPUs or the price book.
 
     Raises:
         ConfigurationError: the question cannot be simulated, or a name is unknown.
@@ -77,13 +77,11 @@ class Simulation:
         profile, spot_profile, gpu = map(question.given, ("profile", "spot_profile", "gpu"))
         if gpu is not None:
             if profile is not None or spot_profile is not None:
-                raise ConfigurationError(
-                    f"--gpu {quoted(gpu)} also names a profile; leave --profile or --gpu out"
-                )
+                raise ConfigurationError(f"--gpu {quoted(gpu)} also names a profile; omit --profile or --gpu")
             kind, _, spot_kind = gpu.partition(",")
             profile, spot_profile = named_gpu(kind).name, named_gpu(spot_kind).name if spot_kind else None
         config = with_prices(config)
-        # Where devices share samples one trains, as in a live run.
+        # If devices share samples, one trains, as in a live run.
         if "trainer_workers" not in config.runtime.model_fields_set and config.sequence_parallel.largest == 1:
             config = config.changed(runtime={"trainer_workers": config.runtime.least_reserved})
         reserved, spot = (find_gpu(name or "") for name in (profile, spot_profile))
@@ -104,10 +102,9 @@ class Simulation:
         return WhatIf(self.asked.answers(policies, on_run), self.asked, market, self._curves).to_json()
 
     def spot_for(self, hours: float) -> dict[str, Any]:
-        """Find the fewest spot devices with which a run ends in so many hours, without exploration.
+        """Find the fewest spot devices for a run to end within so many hours, without exploration.
 
-        The number is doubled until the median of the futures ends in time, then halved towards the last that
-        did not.
+        The number doubles until the futures' median ends in time, then bisects towards the last that did not.
         """
         asked, config = self.asked, self.asked.config
         _refuse_profile(config.runtime, config.sequence_parallel, asked.profile)
@@ -134,7 +131,7 @@ class Simulation:
         return goal_answer(hours, tried, asked)
 
     def time_line(self, policy: str) -> dict[str, Any]:
-        """Return each device's work in a policy's run, in an answer's first future, as a Chrome trace."""
+        """Return each device's work in a policy's run in an answer's first future, as a Chrome trace."""
         asked = self.asked
         about = {"policy": policy, "profile": asked.profile.name, "seed": asked.seed}
         return chrome_trace(self._first_run(policy), about | {"iterations": asked.config.iterations})
@@ -145,7 +142,7 @@ class Simulation:
         fleet, profile = policy.plan(asked.offer, 0.0).fleet, asked.profile
         about = (
             f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}, "
-            f"{fleet.spot} spot devices at most; profile {profile.name}"
+            f"at most {fleet.spot} spot devices; profile {profile.name}"
             f"{f', of spot devices {profile.spot.name}' if profile.spot is not None else ''}; "
             f"{market_in_words(asked.market, self._question)}; {prices_in_words(asked.offer)}; "
             f"seed {asked.seed}"
@@ -176,7 +173,7 @@ class Simulation:
         if self._question.serving and LENDING not in [policy.name for policy in chosen]:
             if names not in (None, "all"):
                 raise ConfigurationError(
-                    f"a serving fleet is given, and none of the policies {names} borrows from one; add "
+                    f"a serving fleet is given, but none of the policies {names} borrows from one; add "
                     f"{LENDING}"
                 )
             chosen += policies_of([LENDING])
@@ -187,7 +184,7 @@ class Simulation:
         return chosen
 
     def refuse_time_line(self, policy: str | None, policies: Sequence[Policy]) -> None:
-        """Refuse a time line that cannot be drawn, of a compared policy, or of the best that can run live.
+        """Refuse a time line that cannot be drawn, for a compared policy or the best live one.
 
         Raises:
             ConfigurationError: there is no such policy, or the run is too long.
@@ -200,7 +197,7 @@ class Simulation:
             )
         if policy is None and all(known.only_simulated for known in policies):
             raise ConfigurationError(
-                f"no live run can follow {', '.join(names)}, so none is the best; name one of them by "
+                f"no live run can follow {', '.join(names)}, so none is the best; name one of them with "
                 "--policy"
             )
         self.refuse_long()
@@ -225,33 +222,33 @@ def _refuse_unfit(iterations: int, runtime: RuntimeConfig) -> None:
     """Refuse settings that the simulator does not support."""
     if iterations > MOST_ITERATIONS:
         raise ConfigurationError(
-            f"iterations is {iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and "
+            f"iterations is {iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer, as time and "
             "dollars grow in proportion"
         )
     if runtime.spot_trainers:
         raise ConfigurationError(
             f"runtime.trainer_workers is {runtime.trainer_workers}, above runtime.reserved_workers="
-            f"{runtime.reserved_workers}, and training on spot devices is not simulated; lower it"
+            f"{runtime.reserved_workers}, but training on spot devices is not simulated; lower it"
         )
     if runtime.counts_devices:
         raise ConfigurationError(
-            f"the settings ask for {runtime.devices_in_words}, and a simulated cluster has no devices to "
-            "count; give their numbers: --reserved and --spot"
+            f"the settings ask for {runtime.devices_in_words}, but a simulated cluster has no devices to "
+            "count; give their numbers with --reserved and --spot"
         )
 
 
 def _refuse_profile(runtime: RuntimeConfig, sharing: SequenceParallelConfig, profile: Profile) -> None:
-    """Refuse a profile without the time of a denoising step as shared under the settings.
+    """Refuse a profile without the time of a denoising step shared as in the settings.
 
-    A profile of two kinds of device is refused if trainers leave rollouts, by a time that is taken for all.
+    A profile of two kinds of device is refused if trainers leave rollouts, which assumes one time for all.
     """
     if profile.spot is not None and runtime.trainers_leave:
         raise ConfigurationError(
-            "runtime.trainers_leave is simulated for devices of one kind; set it to false, or leave out the "
+            "runtime.trainers_leave is simulated only for one kind of device; set it to false, or omit the "
             "profile of spot devices"
         )
     shared = sorted(set(sharing.by_kind.values()) - {AUTO})
-    # A device left over by the groups works alone, and measured times begin with one that does.
+    # A device left over by the groups works alone, and measured times begin with an ungrouped device.
     profile.refuse_without(*sorted({1, *shared}))
 
 
@@ -266,12 +263,12 @@ def record_run(
 ) -> None:
     """Record a simulated run, which kept its intervals, with status `simulated`; its times end now.
 
-    It has no samples, drafts or images. The scores of its evaluations are those of the policy's learning
-    curve, the median of its run seeds; without a curve it has no evaluations, and their time is part
-    of the iterations.
+    It has no samples, drafts or images. Its evaluations' scores come from the policy's learning curve, the
+    median of its run seeds; without a curve it has no evaluations, and their time is part of the
+    iterations.
 
     Args:
-        about: basis of the simulation, in words.
+        about: basis of the simulation, as text.
     """
     strategy = "plain" if policy.arm == "larger_batch" else policy.arm
     config = config.changed(exploration={"strategy": strategy, "options": {}})
@@ -279,7 +276,7 @@ def record_run(
     facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}"}
     began = now() - run.wall_s
     store.create_run(run_id, config, facts, os.getpid(), began)
-    # First, so that it is never taken for a live run.
+    # First, so it never looks like a live run.
     store.set_status(run_id, "simulated", at=began + run.wall_s)
     arm = None if curves is None else arm_of(policy, [run], curves)
     curve = () if curves is None or arm is None else curves.arms.get(arm, ())

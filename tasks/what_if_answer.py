@@ -1,4 +1,4 @@
-"""An answer of `spotlight what-if`, as JSON and in words: where spot devices and exploration pay."""
+"""An answer of `spotlight what-if`, as JSON and as text: when spot devices and exploration pay off."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from tasks.market_question import prices_in_words, serving_in_words
 
 _WORTH_SAYING = 0.95
-"""The share of a run's time and dollars up to which another way is worth a sentence."""
+"""The share of a run's time and dollars up to which an alternative is worth a sentence."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WhatIf:
     """The question and the answers, one per policy.
 
     Attributes:
-        market: arrivals and losses of spot instances, in words.
+        market: arrivals and losses of spot instances, as text.
         curves: learning curves (iterations that a score takes); None if unknown.
     """
 
@@ -59,7 +59,7 @@ class WhatIf:
 
     @property
     def sharing(self) -> dict[str, int | str]:
-        """The devices that share samples, and those of an instance; empty if all work alone."""
+        """How many devices share samples and form an instance, as text; empty if all work alone."""
         degrees = self.asked.config.sequence_parallel.by_kind
         if set(degrees.values()) == {1}:
             return {}
@@ -68,22 +68,22 @@ class WhatIf:
 
     @property
     def serving(self) -> str:
-        """The load of the serving fleet, in words; empty if no policy has its devices."""
+        """The serving fleet's load, as text; empty if no policy borrows its devices."""
         lends = any(answer.policy.name == LENDING for answer in self.answers)
         return serving_in_words(self.asked.offer.serving) if lends else ""
 
     def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
-        """Return a policy's cost up to 25, 50, 75 and 100 % of the baseline's progress, where known."""
+        """Return a policy's cost up to 25, 50, 75 and 100 % of the baseline's progress, if known."""
         return [] if self.curves is None else milestones_of(answer, self.curves)
 
     @property
     def best(self) -> PolicyAnswer | None:
-        """The policy to take; None if no live run can follow any of those compared."""
+        """The recommended policy; None if no live run can follow any of those compared."""
         return next((answer for answer in self.answers if answer.best), None)
 
     @property
     def exploration(self) -> ExplorationWorth | None:
-        """The worth of exploration: where it pays; None if not compared."""
+        """The worth of exploration, and when it pays; None if not compared."""
         return exploration_worth(self.answers, self.curves, self.asked.offer.reserved_usd_per_hour)
 
     def to_json(self) -> dict[str, Any]:
@@ -130,18 +130,18 @@ class WhatIf:
 
 
 def goal_answer(hours: float, tried: Mapping[int, PolicyAnswer], asked: Comparison) -> dict[str, Any]:
-    """Return the fewest spot devices with which the median of a run ends in so many hours, as JSON values.
+    """Return, as JSON values, the fewest spot devices whose median run ends within so many hours.
 
     Args:
-        tried: the answer of a run by the number of its spot devices.
-        asked: the run with any of them.
+        tried: a run's answer by its number of spot devices.
+        asked: the run with any such number.
     """
     rows = [{"spot": spot, **tried[spot].to_json()} for spot in sorted(tried)]
     found = next((row for row in rows if hours_of(tried[row["spot"]]) <= hours), None)
     if found is None:
-        said = f"No number of spot devices up to {rows[-1]['spot']} that was tried ends in {hours:g} h"
+        said = f"No tried number of spot devices, up to {rows[-1]['spot']}, ends within {hours:g} h"
     else:
-        said = f"{found['spot']} spot devices end in {hours:g} h: {run_in_words(found)}"
+        said = f"With {found['spot']} spot devices a run ends within {hours:g} h: {run_in_words(found)}"
     shared, prices = asked.config.sequence_parallel.largest > 1, prices_in_words(asked.offer)
     in_words = asked.profile.runs_in_words(shared)
     return {
@@ -159,7 +159,7 @@ def hours_of(answer: PolicyAnswer) -> float:
 
 
 def headline(result: WhatIf) -> str:
-    """Return time and dollars of the policy to take, always in hours and dollars of the whole run."""
+    """Return the recommended policy's time and dollars, always in hours and dollars of the whole run."""
     best, offer = result.best or result.answers[0], result.asked.offer
     return (
         f"{best.policy.name}: {run_in_words(best.to_json())} for {result.asked.config.iterations} iterations "
@@ -181,12 +181,12 @@ def hours_in_words(hours: Spread) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """Return a number with so many digits, or more, and then whole."""
+    """Return a number with at least so many digits, and whole if it has more."""
     return f"{value:,.0f}" if value >= 10**digits - 0.5 else f"{value:.{digits}g}"
 
 
 def basis(result: WhatIf) -> list[str]:
-    """Return what an answer rests on: prices, market, sharing, the evidence of the profile, the curves."""
+    """Return an answer's basis: prices, market, sharing, the profile's evidence and the curves."""
     offer, trainers = result.asked.offer, result.asked.offer.trainers
     curves = curves_in_words(result.curves, result.model)
     shared, sharing = [], dict(result.sharing)
@@ -201,13 +201,13 @@ def basis(result: WhatIf) -> list[str]:
         *shared,
         *([result.serving] if result.serving else []),
         *profile_in_words(result.asked.profile),
-        "All policies do the same iterations: only figures about a score show what they learn.",
+        "All policies do the same iterations; only figures about a score show what they learn.",
         *([curves] if curves else []),
     ]
 
 
 def profile_in_words(profile: Profile, called: str = "profile") -> list[str]:
-    """Describe the workload of a profile and the source of its figures, also on other spot devices."""
+    """Describe a profile's workload and the source of its figures, including different spot devices."""
     evidence = [f"  {evidence}: {', '.join(names)}" for evidence, names in profile.evidence.items()]
     beside = [] if profile.spot is None else profile_in_words(profile.spot, "on spot devices")
     return [f"{called} {profile.name}: {profile.summary}", *evidence, *beside]
@@ -227,13 +227,13 @@ def counted_in_words(result: WhatIf) -> str:
         return ""
     futures = "the futures" if result.asked.futures > 2 else "3 futures or more"
     return (
-        f"Counted from operations and bytes, not measured, in seconds: {'; '.join(said)}; {futures} include "
+        f"Counted from operations and bytes, not measured, in seconds: {'; '.join(said)}; {futures} cover "
         "both ends."
     )
 
 
 def conclusions(result: WhatIf) -> list[str]:
-    """Return what would be better, and the discounts from which spot devices and exploration pay."""
+    """Return better alternatives, and when spot devices and exploration pay off."""
     found = _only_simulated_in_words(result)
     found += _few_trainers_in_words(result.asked)
     even, worth = break_even_of(result.answers), result.exploration
@@ -242,11 +242,11 @@ def conclusions(result: WhatIf) -> list[str]:
         if even.median <= 0:
             says = "Spot devices cost less than the same devices on demand even without a discount"
         elif even.median > 1:
-            says = "Spot devices cost more than the same devices on demand even for nothing"
+            says = "Spot devices cost more than the same devices on demand even at a price of 0"
         else:
             says = (
-                "Spot devices cost less than the same devices on demand from a discount of "
-                f"{even.median:.0%} on (lowest and highest future {even.low:.0%} and {even.high:.0%})"
+                "Spot devices cost less than the same devices on demand at discounts above "
+                f"{even.median:.0%} (lowest and highest future {even.low:.0%} and {even.high:.0%})"
             )
         found.append(f"{says}; the discount is {offered:.0%}.")
     if worth is not None:
@@ -255,21 +255,21 @@ def conclusions(result: WhatIf) -> list[str]:
     found += _milestones_in_words(result)
     if result.curves is not None and (other := other_learner(result.curves, result.model)):
         found.append(
-            f"The curves {result.curves.name} were {other}: figures about scores show how a bill follows "
-            f"from curves, not how {result.model} learns."
+            f"The curves {result.curves.name} were {other}: figures about scores show how the bill follows "
+            f"from the curves, not how {result.model} learns."
         )
     return found
 
 
 def _curves_named(result: WhatIf) -> str:
-    """Return the name of the curves, with the model they were measured on wherever it is another one."""
+    """Return the name of the curves, with the model they were measured on if it differs."""
     assert result.curves is not None
     other = other_learner(result.curves, result.model)
     return f"{result.curves.name} ({other})" if other else result.curves.name
 
 
 def other_learner(curves: LearningCurves | None, model: str) -> str:
-    """Name the model of the curves if it differs from the model of the bill; else return an empty text."""
+    """Name the curves' model if it differs from the bill's model; otherwise return an empty text."""
     if curves is None or curves.model == model:
         return ""
     return f"measured on {curves.learner or curves.model or 'an unnamed model'}, not on {model}"
@@ -284,7 +284,7 @@ def curves_in_words(curves: LearningCurves | None, model: str) -> str:
 
 
 def _few_trainers_in_words(asked: Comparison) -> list[str]:
-    """Describe the saving, without spot devices, if all reserved devices trained."""
+    """Describe the saving without spot devices if all reserved devices trained."""
     config, offer, devices = asked.config, asked.offer, asked.offer.reserved
     if offer.trainers == devices or config.sequence_parallel.largest > 1:
         return []
@@ -322,45 +322,45 @@ def duration(seconds: float) -> str:
 
 
 def _only_simulated_in_words(result: WhatIf) -> list[str]:
-    """Say that a policy which no live run can follow is better than the one to take."""
+    """Say that a policy that no live run can follow beats the recommended one."""
     better, best = better_but_simulated(result.answers), result.best
     if better is None:
         return []
     usd = dollars(better.figures["usd"].median)
     beside = f" instead of {dollars(best.figures['usd'].median)} of {best.policy.name}" if best else ""
     return [
-        f"{better.policy.name} would cost the least, {usd}{beside}, but is only simulated: no live run has "
+        f"{better.policy.name} would cost least, {usd}{beside}, but is only simulated: no live run has "
         f"{better.policy.only_simulated}."
     ]
 
 
 def _missing_drafts_in_words(result: WhatIf) -> list[str]:
-    """Say that Spotlight makes no drafts, or fewer than those whose worth was measured."""
+    """Say that Spotlight makes no drafts, or fewer than were measured."""
     ours = next((answer for answer in result.answers if answer.policy.name == SPOTLIGHT), None)
     if ours is None:
         return []
     if not any(run.drafts for run in ours.runs):
         return [
-            f"{SPOTLIGHT} makes no drafts in such a run, and learns as without exploration: drafts need a "
-            "device that is free while others train, and an iteration that follows."
+            f"{SPOTLIGHT} makes no drafts in such a run and learns as without exploration: drafts need a "
+            "device that is free while others train, and a following iteration."
         ]
     if result.curves is None or arm_of(ours.policy, ours.runs, result.curves) is not None:
         return []
     made = statistics.median(run.more_per_sample for run in ours.runs)
     return [
-        f"{SPOTLIGHT} makes {made:.2g} drafts for each sample, and the explored runs of the curves "
-        f"{result.curves.name} made {result.curves.more_per_sample:.2g}: what so few add was not "
-        "measured, so there are no figures of its scores."
+        f"{SPOTLIGHT} makes {made:.2g} drafts per sample, but the exploring runs of the curves "
+        f"{result.curves.name} made {result.curves.more_per_sample:.2g}: the effect of so few was not "
+        "measured, so there are no figures for its scores."
     ]
 
 
 def _milestones_in_words(result: WhatIf) -> list[str]:
-    """Describe the cost of the best policy, and of the cheapest to the last score, up to each share."""
+    """Describe the cost up to each share, for the best policy and for the cheapest to the last score."""
     live = [answer for answer in result.answers if answer.policy.only_simulated is None]
     found = {answer.policy.name: rows for answer in live if (rows := result.milestones(answer))}
     if result.curves is None or not found:
         return []
-    # If most run seeds end below the last score, the dollars up to it are unknown.
+    # If most run seeds end below the last score, its dollars are unknown.
     ends = {name: rows[-1] for name, rows in found.items()}
     known = [name for name, end in ends.items() if 2 * end.unreached < end.run_seeds]
     cheapest = min(known, key=lambda name: ends[name].usd, default="")
@@ -376,7 +376,7 @@ def _milestones_in_words(result: WhatIf) -> list[str]:
         if name == cheapest and len(known) > 1:
             least = ", the cheapest of those that most run seeds complete"
         said.append(
-            f"{name} takes {time} and {usd} to {shares} % of the baseline's progress by the curves "
+            f"{name} takes {time} and {usd} to {shares} % of the baseline's progress, by the curves "
             f"{_curves_named(result)}{least}."
         )
     return said
@@ -387,10 +387,10 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
         f"{max(0.0, share):.0%}"
         for share in (worth.saving_needed.low, worth.saving_needed.median, worth.saving_needed.high)
     )
-    says = f"An iteration with exploration beside training costs no more than one of {worth.cheapest}"
+    says = f"An iteration with exploration during training costs no more than one of {worth.cheapest}"
     if high != "0%":
         says = (
-            f"Exploration beside training costs less than {worth.cheapest} if it saves more than {needed} "
+            f"Exploration during training costs less than {worth.cheapest} if it saves more than {needed} "
             f"of the iterations ({low} to {high})"
         )
     until, curves = worth.pays_until_usd_per_hour, result.curves
@@ -401,7 +401,7 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
     else:
         level = (
             f"{worth.known_to:.0%} of the baseline's progress, a score of {worth.known_to_score:.3g} (most "
-            "of their explored runs end there)"
+            "of their exploring runs end there)"
         )
     if worth.stops_at is None:
         says += f"; by the curves {_curves_named(result)} it pays up to {level}"

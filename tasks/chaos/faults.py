@@ -1,4 +1,4 @@
-"""Faults for a live run, and the check of its history against the promises afterwards."""
+"""Faults for a live run, and the check of its history against the promises."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _HERE = ("auto", "local", "localhost")
 
 @dataclass(frozen=True)
 class Plan:
-    """The faults planned for a run: written in a file, or else a number of some kinds, drawn by a seed."""
+    """The faults planned for a run, from a file or drawn at random by kind and seed."""
 
     written: tuple[Fault, ...]
     seed: int
@@ -69,7 +69,7 @@ def plan_faults(
     Args:
         count: number of faults; None for the default.
         kinds: kinds of faults; None or empty for all that fit the run.
-        schedule: file that lists every fault, in place of a random schedule.
+        schedule: file that lists every fault, instead of a random schedule.
 
     Raises:
         ConfigurationError: no faults, an unknown kind, an invalid schedule, or a run whose workers cannot be
@@ -77,7 +77,7 @@ def plan_faults(
     """
     refuse_unfit(config.runtime, config.exploration)
     if schedule is not None and (count is not None or kinds):
-        raise ConfigurationError("--schedule lists every fault; leave out --faults and --kinds")
+        raise ConfigurationError("--schedule lists every fault; omit --faults and --kinds")
     if count is not None and count < 1:
         raise ConfigurationError(f"--faults is {count}; give at least 1")
     written = () if schedule is None else _written(schedule)
@@ -100,7 +100,7 @@ def plan_faults(
 
 
 def _unmet(runtime: RuntimeConfig) -> dict[str, str]:
-    """Return the kinds aimed at processes that the run does not start itself, each with a remedy."""
+    """Return the kinds that target processes the run does not start itself, each with a remedy."""
     unmet: dict[str, str] = {}
     if os.environ.get("PREFECT_API_URL"):
         unmet["server_death"] = "PREFECT_API_URL names another Prefect server than the run's own; unset it"
@@ -131,13 +131,13 @@ def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None
     """
     if not runtime.history:
         raise ConfigurationError(
-            "runtime.history is false: the promises are checked from the history; leave it out"
+            "runtime.history is false, but the promises are checked against the history; omit it"
         )
     address = runtime.ray_address
     own = {one.address for several in psutil.net_if_addrs().values() for one in several}
     if address and not {address, address.rpartition(":")[0]} & {*_HERE, *own}:
         raise ConfigurationError(
-            f"runtime.cluster is {address!r}: faults are done to processes of this machine; set it to ray"
+            f"runtime.cluster is {address!r}, but faults hit processes on this machine; set it to ray"
         )
     strategy = strategy_of(exploration)
     if strategy.decides_by_times:
@@ -147,13 +147,13 @@ def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None
         )
     if strategy.drafts_beside_training and exploration.stop_with_training:
         raise ConfigurationError(
-            "exploration.stop_with_training=true lets the clock decide how much is drafted, so two runs "
+            "exploration.stop_with_training=true lets the clock decide the number of drafts, so two runs "
             "end with different weights anyway; set exploration.stop_with_training=false"
         )
 
 
 def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
-    """Return the faults that found no target in a run that has ended, for the next run."""
+    """Return the faults that found no target in an ended run, for the next run."""
     return tuple(
         fault if fault.at_s is None else fault.model_copy(update={"at_s": max(0.0, fault.at_s - elapsed_s)})
         for fault in injector.undone
@@ -161,10 +161,10 @@ def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
 
 
 def judged(home: Home, run_ids: Sequence[str], undisturbed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the figures of disturbed runs that have ended, and their broken promises in words.
+    """Return the figures of disturbed runs that have ended, and their broken promises as text.
 
-    `identical_weights` (the moving average and the optimiser, too, to the bit) is not promised where devices
-    share samples: their bits depend on how many do.
+    `identical_weights` (also the moving average and the optimiser, to the bit) is not promised if devices
+    share samples, because their bits depend on the number of sharers.
 
     Args:
         undisturbed: `digests` of the undisturbed run's end.

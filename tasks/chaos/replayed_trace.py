@@ -31,10 +31,10 @@ class TracePlan:
 
     Attributes:
         name: name of its file, or `generated`.
-        fitted: part of the whole that is replayed, with the original times.
+        fitted: the part to replay, with the original times.
         most: largest number of spot instances at once.
         notice_s: seconds from the notice of an instance to its removal; 0 for no notice.
-        stretch: length of the replay, in lengths of the undisturbed run.
+        stretch: length of the replay, in multiples of the undisturbed run.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TracePlan:
         return [f"runtime.cluster={address}", f"runtime.spot_workers={self.most}", *notices]
 
     def figures(self, replay: TraceReplay, length_s: float) -> dict[str, Any]:
-        """Return the figures of a replay of so many seconds."""
+        """Return the figures of a replay of this many seconds."""
         fitted = summarise(self.fitted)
         return {
             "trace": self.name,
@@ -85,7 +85,7 @@ def plan_trace(
     """Read a trace and fit it to this machine: if it has too many instances, every n-th is replayed.
 
     Args:
-        source: a file that `read_trace` reads, or `generated`, by the seed.
+        source: a file that `read_trace` reads, or `generated` for one from the seed.
         most: largest number of spot instances at once; 4 by default.
         notice_s: seconds of notice; none by default.
 
@@ -96,7 +96,7 @@ def plan_trace(
     refuse_unfit(config.runtime, config.exploration)
     if config.runtime.cluster != "ray":
         raise ConfigurationError(
-            f"--trace starts Ray instances of its own, but runtime.cluster is {config.runtime.cluster}; set "
+            f"--trace starts its own Ray instances, but runtime.cluster is {config.runtime.cluster}; set "
             "it to ray"
         )
     if config.model.device == "cuda":
@@ -105,8 +105,8 @@ def plan_trace(
         )
     if config.sequence_parallel.largest > 1:
         raise ConfigurationError(
-            f"--trace starts instances with one worker each, but {config.sequence_parallel.largest} are to "
-            "share a sample; leave --degree and sequence_parallel out"
+            f"--trace starts instances with one worker each, but {config.sequence_parallel.largest} would "
+            "share a sample; omit --degree and sequence_parallel"
         )
     whole = generate_trace(_GENERATED_SHAPE, seed) if source == "generated" else read_trace(source)
     most = 4 if most is None else most

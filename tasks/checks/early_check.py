@@ -24,11 +24,11 @@ class Checks:
 
 
 def begin_check(config: RunConfig) -> Callable[[], list[str]]:
-    """Start a run's checks, and return a function that waits for their warnings, or raises their refusal.
+    """Start a run's checks, and return a function that waits for their warnings or raises their refusal.
 
-    On Linux a forked process does them, so that this one never imports diffusers and can do other work.
-    Workers of a cluster started here are forked from the same process. Elsewhere the checks are done when
-    their result is asked for.
+    On Linux a forked process runs them, so this one never imports diffusers and can do other work.
+    Workers of a cluster started here are forked from the same process. Elsewhere the checks run when their
+    result is requested.
     """
     if sys.platform != "linux":
         return lambda: Checks().check(config)
@@ -50,7 +50,7 @@ def _check_in_fork(config: RunConfig, warnings: Future[list[str]]) -> None:
             cluster.shutdown()
             if config.runtime.ray_address:  # its memory is the run's, whose workers are not forked
                 end_fork_server()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
+    except Exception as error:  # noqa: BLE001 - raised to the caller that waits for the result
         warnings.set_exception(error)
     else:
         warnings.set_result(done)

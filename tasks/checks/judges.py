@@ -1,4 +1,4 @@
-"""The judges of a run that answer over HTTP: those that it starts, and what each says of a test picture."""
+"""A run's judges that answer over HTTP: those it starts, and each one's score of a test picture."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SIDE = 256
 
 
 def started_judges(reward: RewardConfig, evaluation: EvaluationConfig) -> list[tuple[str, list[str]]]:
-    """Return the address and the command of each judge that a run starts beside itself.
+    """Return the address and the command of each judge that a run starts.
 
     Raises:
-        ConfigurationError: a judge cannot be started, or two are to serve at one address.
+        ConfigurationError: a judge cannot be started, or two would serve at one address.
     """
     started: dict[str, tuple[str, RemoteOptions]] = {}
     for judge in _judges(reward, evaluation):
@@ -45,7 +45,7 @@ def started_judges(reward: RewardConfig, evaluation: EvaluationConfig) -> list[t
 
 
 def ask_judges(config: RunConfig) -> str:
-    """Ask each judge behind a server once about a test picture; return what they said, in words.
+    """Have each judge behind a server score a test picture once; return the results as text.
 
     Raises:
         ConfigurationError: a judge gave no score.

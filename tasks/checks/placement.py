@@ -1,4 +1,4 @@
-"""The placement of a run's processes, and whether they fit: for `spotlight doctor`, before any start."""
+"""The placement of a run's processes and whether they fit, for `spotlight doctor`, before any start."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from storage.errors import ConfigurationError, SpotlightError, WorkerLostError
 from storage.record.records import Market
 
 _ANSWER_S = 120.0
-"""Seconds that a host may take to answer: a process is started there, and imports torch."""
+"""Seconds that a host may take to answer: a process starts there and imports torch."""
 
 
 class HostProbe:
     """A worker of the cluster that inspects a host as a worker of the run would see it."""
 
     def look(self, config: RunConfig, trains: bool, arrives: bool) -> tuple[str, str]:
-        """Return the host in words, and why a worker of the run would fail there; empty if it would not.
+        """Return a description of the host, and why a worker would fail there (empty if it would not).
 
         It looks at the model, an attention kernel, and memory.
 
         Args:
-            arrives: True if a missing folder of the model is brought here: memory then cannot be checked.
+            arrives: True if a missing model folder is copied here; memory then cannot be checked.
         """
         problem, device = "", "processor"
         if device_of(config.model).type == "cuda":
@@ -56,9 +56,9 @@ class HostProbe:
 
 
 def describe_placement(config: RunConfig) -> str:
-    """Describe the devices that a run would have, which of them train, and their needs.
+    """Describe a run's devices, which of them train, and their needs.
 
-    Joins the cluster that `runtime.cluster` names by an address, and asks one host of each market.
+    Joins the cluster that `runtime.cluster` names by address, and inspects one host of each market.
 
     Raises:
         ConfigurationError: the run would not start, or its first workers would fail.
@@ -76,10 +76,10 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
     scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
     seen: dict[Market, int] = {"reserved": math.floor(gpus - scorers) if gpus else 1}
     counts = worker_counts(config.runtime, seen, apart=False)
-    if gpus:  # processes that stand for devices share the processor
+    if gpus:  # processes that stand in for devices share the CPU
         _refuse_too_few(config.runtime.reserved_trainers, seen)
     yield from _workers_in_words(
-        config.runtime, config.exploration, counts, f"{gpus} GPUs" if gpus else "the processor"
+        config.runtime, config.exploration, counts, f"{gpus} GPUs" if gpus else "the CPU"
     )
     yield from _memory_in_words(config)
 
@@ -112,8 +112,8 @@ def _ask(config: RunConfig, cluster: Cluster, market: Market) -> tuple[str, str]
         return probe.call(HostProbe.look, config, trains, arrives).result(timeout=_ANSWER_S)
     except TimeoutError as error:
         raise ConfigurationError(
-            f"no {market} device of the cluster was free within {_ANSWER_S:g} s to look at its host; stop "
-            "what runs there, or look at `ray status`"
+            f"no {market} device of the cluster was free within {_ANSWER_S:g} s to check its host; stop "
+            "what runs there, or see `ray status`"
         ) from error
     except WorkerLostError as error:
         raise ConfigurationError(f"no worker starts on a {market} host: {error}") from error
@@ -124,7 +124,7 @@ def _ask(config: RunConfig, cluster: Cluster, market: Market) -> tuple[str, str]
 def _refuse_too_few(training: int, seen: dict[Market, int]) -> None:
     if training > 1 and training > seen["reserved"]:
         raise ConfigurationError(
-            f"{training} reserved devices are to train (runtime.trainer_workers), and there are "
+            f"{training} reserved devices would train (runtime.trainer_workers), but there are "
             f"{max(0, seen['reserved'])}; lower it, or add reserved devices"
         )
 
@@ -137,13 +137,13 @@ def _workers_in_words(
     yield f"{workers} workers on {where}"
     yield "reserved-0 trains" if training == 1 else f"reserved-0 to reserved-{training - 1} train together"
     if runtime.spot_trainers:
-        yield f"up to {runtime.spot_trainers} spot devices train, too, while none drafts"
+        yield f"up to {runtime.spot_trainers} spot devices also train while none drafts"
     if training < counts["reserved"] and not strategy_of(exploration).drafts:
         yield (
-            f"the other {sum(counts.values()) - training} idle while it trains: raise "
+            f"the other {sum(counts.values()) - training} idle during training: raise "
             "runtime.trainer_workers, or let them explore (exploration.strategy)"
         )
-    share = f"{runtime.scorer_gpu:g} of a GPU each" if runtime.scorer_gpu else "on the processor"
+    share = f"{runtime.scorer_gpu:g} of a GPU each" if runtime.scorer_gpu else "on the CPU"
     yield f"{runtime.scorer_workers} scorers, {share}"
 
 

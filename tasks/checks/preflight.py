@@ -32,21 +32,21 @@ from storage.prompts.files import PromptRecord
 from tasks.checks.quick_checks import check_inputs, first_judged, naming
 
 _ENCODED_AT_ONCE = 256
-"""Prompts encoded at a time; encoding needs memory for all of a list."""
+"""Prompts encoded at a time; encoding a list needs memory for all of it."""
 
 
 def check(config: RunConfig) -> list[str]:
-    """Read and check every prompt, look at the model, load the scorer once, and judge one blank image.
+    """Check every prompt and the model, load the scorer once, and judge one blank image.
 
-    No weights go to a GPU: this process needs none, and must not keep GPU memory. Checks that need no library
-    come first; a command calls `quick_checks` before it imports this module.
+    No weights go to a GPU: this process needs none and must not hold GPU memory. Checks that need no library
+    come first; a command calls `quick_checks` before importing this module.
 
     Returns:
-        Warnings that do not stop the run, but that a person should know.
+        Warnings for the user that do not stop the run.
 
     Raises:
         ConfigurationError, PromptFileError: a value that the run cannot work with.
-        ModelError: files of the model or of its adapter are missing or do not fit, or no layer is named to be
+        ModelError: files of the model or its adapter are missing or do not fit, or no layer would be
             trained.
     """
     inputs = check_inputs(config)
@@ -57,7 +57,7 @@ def check(config: RunConfig) -> list[str]:
         elif config.runtime.scorer_gpu:
             raise ConfigurationError(
                 f"runtime.scorer_gpu = {config.runtime.scorer_gpu:g}, but no CUDA device is visible here; "
-                "set it to 0 to judge on the CPU, or run on a cluster that has one (runtime.cluster)"
+                "set it to 0 to judge on the CPU, or run on a cluster with a GPU (runtime.cluster)"
             )
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
@@ -94,14 +94,14 @@ def check(config: RunConfig) -> list[str]:
     shared = [prompt.text for prompt in inputs.evaluate if prompt.identity in trained]
     if shared:
         warnings.append(
-            f"{len(shared)} of {len(inputs.evaluate)} held-out prompts are trained on too, such as "
+            f"{len(shared)} of {len(inputs.evaluate)} held-out prompts are also training prompts, such as "
             f"{min(shared)!r}; their images still differ by seed"
         )
     return warnings
 
 
 def read_weights(model: ModelConfig) -> int:
-    """Read every tensor of the configured model, and return how many values they have.
+    """Read every tensor of the configured model, and return their number of values.
 
     Raises:
         ModelError: one is not finite, or a file is missing or damaged.
@@ -112,7 +112,7 @@ def read_weights(model: ModelConfig) -> int:
 
 
 def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
-    """Refuse to share sequences among devices that do not divide them; warn if `auto` has no choice."""
+    """Refuse degrees that do not divide the model's sequences; warn if `auto` has no choice."""
     settings = config.sequence_parallel
     if settings.largest == 1:
         return []
@@ -132,8 +132,8 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
     workers = config.runtime.least_workers
     if settings.is_measured and not config.runtime.counts_devices and shape.degrees(workers) == (1,):
         return [
-            "sequence_parallel is auto, but every device will work alone: the model's sequences divide by no "
-            f"degree from 2 to {workers}, the number of workers"
+            "sequence_parallel is auto, but every device will work alone: no degree from 2 to the number of "
+            f"workers, {workers}, divides the model's sequences"
         ]
     return []
 
@@ -154,7 +154,7 @@ def _check_prompts(
         try:
             model.check_prompts([prompt.text for prompt in batch])
         except ConfigurationError:
-            for prompt in batch:  # one by one, to say which
+            for prompt in batch:  # one by one, to find which
                 with naming(setting, prompt):
                     model.check_prompts([prompt.text])
             raise
@@ -165,5 +165,5 @@ def _judge_blank(setting: str, blank: np.ndarray, scorer: Scorer, prompt: Prompt
     if score.error is not None:
         raise ConfigurationError(
             f"{setting} = {scorer.name!r} fails on a blank image with prompt {prompt.text!r}: "
-            f"{score.error}; correct the scorer there, or install what it needs"
+            f"{score.error}; fix the scorer, or install what it needs"
         )

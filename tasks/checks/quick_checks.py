@@ -28,18 +28,18 @@ from storage.prompts.sources import check_pair, check_source
 from storage.readers.registry import check_readers
 
 _MOST_PROCESSES_A_CORE = 8
-"""The largest number of workers, or of scorers, per core of this machine: with more, leases expire."""
+"""The largest number of workers, or of scorers, per core of this machine; with more, leases expire."""
 
 _MANY_PROCESSES_A_CORE = 4
 
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """The checked inputs of a run: training prompts, and held-out ones, as many as are evaluated.
+    """A run's checked inputs: training prompts, and the held-out prompts that it evaluates.
 
     Attributes:
         by_setting: both lists, each with the setting that names it, for messages.
-        warnings: those that do not stop the run, but that a person should know.
+        warnings: warnings for the user that do not stop the run.
     """
 
     train: Sequence[PromptRecord]
@@ -55,7 +55,7 @@ def with_read_options(
 
     Args:
         sources: origin of its values (`load_with_sources`), for messages.
-        needs_task: False for a run that is only sized, which may have neither reward nor prompts.
+        needs_task: False for a run that is only sized, which may lack reward and prompts.
 
     Raises:
         ConfigurationError: a needed reward or prompts are missing, a name is unknown, or an option is wrong.
@@ -81,7 +81,7 @@ def _refuse_no_task(reward: RewardConfig, prompts: PromptsConfig) -> None:
     missing = {setting: example for setting, (value, example) in wanted.items() if not value}
     if missing:
         raise ConfigurationError(
-            f"{', '.join(missing)}: not set, and the preset has no task: add, for example, "
+            f"{', '.join(missing)}: not set, and the preset has no task; add, for example, "
             f"{as_given(missing)}"
         )
 
@@ -102,7 +102,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     family.find(config.model)
     if config.reward.frames != ALL_FRAMES and family.frames(config.model) is None:
         raise ConfigurationError(
-            f"reward.frames is {config.reward.frames}, but {config.model.family} makes images; leave it out, "
+            f"reward.frames is {config.reward.frames}, but {config.model.family} makes images; omit it, "
             "or choose a family that makes clips"
         )
     if config.model.adapter:
@@ -113,7 +113,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     if config.runtime.scorer_gpu and not any(one.uses_gpu for one in chosen):
         raise ConfigurationError(
             f"runtime.scorer_gpu is {config.runtime.scorer_gpu:g}, but "
-            f"{', '.join(one.name for one in scorer.judges)} judges on the CPU; leave it out"
+            f"{', '.join(one.name for one in scorer.judges)} judges on the CPU; omit it"
         )
     for one in chosen:
         one.check_files()
@@ -174,7 +174,7 @@ def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[Non
 
 
 def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
-    """Read all pairs of pictures, and refuse those that the run's settings or its model do not allow."""
+    """Read all pairs of pictures, and refuse them if the run's settings or model do not allow them."""
     paired = [prompt for prompt in train if prompt.pair]
     if not paired:
         return
@@ -184,21 +184,21 @@ def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
     if not OBJECTIVES.find(objective).takes_pairs:
         able = [name for name in OBJECTIVES.names() if OBJECTIVES.find(name).takes_pairs]
         raise ConfigurationError(
-            f"{says}, and algorithm.objective={objective} learns from scores; set algorithm.objective to "
+            f"{says}, but algorithm.objective={objective} learns from scores; set algorithm.objective to "
             f"{' or '.join(able)}, or drop `preferred` and `rejected`"
         )
     if config.algorithm.group_size != 2:
         raise ConfigurationError(
-            f"{says}, and algorithm.group_size is {config.algorithm.group_size}: a pair is a prompt group of "
+            f"{says}, but algorithm.group_size is {config.algorithm.group_size}: a pair is a prompt group of "
             "two; set it to 2"
         )
     if strategy_of(config.exploration).drafts:
         raise ConfigurationError(
-            f"{says}, and exploration.strategy={config.exploration.strategy} drafts samples for each prompt; "
+            f"{says}, but exploration.strategy={config.exploration.strategy} drafts samples for each prompt; "
             "set it to plain"
         )
     if family.frames(config.model) is not None:
-        raise ConfigurationError(f"{says}, and {config.model.family} makes clips; choose another family")
+        raise ConfigurationError(f"{says}, but {config.model.family} makes clips; choose another family")
     size = family.size(config.model)
     for prompt in paired:
         with naming(setting, prompt):
@@ -206,7 +206,7 @@ def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
 
 
 def _check_processes(runtime: RuntimeConfig) -> list[str]:
-    """Refuse more processes than the cores of this machine can serve; warn where they serve them slowly."""
+    """Refuse more processes than this machine's cores can serve; warn if they would be slow."""
     cores = os.cpu_count() or 1
     workers, most = runtime.least_workers, _MOST_PROCESSES_A_CORE * cores
     for setting, count, largest in (
@@ -222,13 +222,13 @@ def _check_processes(runtime: RuntimeConfig) -> list[str]:
     if workers <= _MANY_PROCESSES_A_CORE * cores:
         return []
     return [
-        f"{workers} workers share {cores} cores: each is a separate process, and all are slow; times and "
-        "costs say little about real devices"
+        f"{workers} workers, each a separate process, share {cores} cores and are all slow; their times "
+        "and costs say little about real devices"
     ]
 
 
 def _check_notices(runtime: RuntimeConfig) -> None:
-    """Check the setting alone: its address means the machine of each spot worker, not this one."""
+    """Check only the setting: its address is meant on each spot worker's machine, not on this one."""
     name, at, url = runtime.notices.partition("@")
     if name == "none" and not at:
         return
@@ -241,7 +241,7 @@ def _check_notices(runtime: RuntimeConfig) -> None:
     else:
         asked = [known for known in NOTICES.names() if NOTICES.find(known).asks_url]
         raise ConfigurationError(
-            f"runtime.notices is {quoted(runtime.notices)}, but {name} asks no address; leave it out, or "
+            f"runtime.notices is {quoted(runtime.notices)}, but {name} takes no address; omit it, or "
             f"name one of {', '.join(asked)}"
         )
     if not at:
@@ -260,7 +260,7 @@ def judge_image(reward: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecor
 
     Raises:
         ConfigurationError, ModelError: the scorer cannot be built.
-        PromptFileError: the scorer cannot judge by such a prompt.
+        PromptFileError: the scorer cannot judge this prompt.
     """
     chosen = chosen_scorer(reward)
     chosen.check_prompt(prompt)

@@ -1,1 +1,1 @@
-"""The phases of an iteration as tasks, and where what they did is kept."""
+"""The phases of an iteration as tasks, and the session that records them."""

@@ -1,7 +1,7 @@
-"""The response to a score that rises while the run's images get worse.
+"""The response to a rising score with deteriorating images.
 
-Everything is a function of the recorded evaluations, so a resumed run responds as the interrupted one did
-and has the same weights; no state is stored.
+Everything is a function of the recorded evaluations, so a resumed run responds like the interrupted one and
+has the same weights; no state is stored.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tasks.iteration.session import Session
 
 @dataclass(frozen=True)
 class Answer:
-    """The response to an evaluation: a message for people, if there is something new.
+    """The response to an evaluation, with a message to the user if there is news.
 
     Attributes:
-        returned: True if the weights are now those of an earlier checkpoint, so that drafts are void.
+        returned: True if the weights are now those of an earlier checkpoint, which voids drafts.
     """
 
     message: str | None = None
@@ -40,10 +40,10 @@ def take_up(session: Session) -> None:
 
 
 def answer(session: Session, iteration: int) -> Answer:
-    """Do what `evaluation.on_alarm` asks for after the recorded evaluation that follows an iteration.
+    """Apply `evaluation.on_alarm` to the recorded evaluation after an iteration.
 
-    A run that is resumed right after an evaluation responds again: its checkpoint is from before the
-    response, so the response is the same.
+    A run resumed right after an evaluation responds again: its checkpoint predates the response, so the
+    response is the same.
 
     Raises:
         HackingError: the run must end.
@@ -58,7 +58,7 @@ def answer(session: Session, iteration: int) -> Answer:
         if is_sound and session.config.evaluation.on_alarm in ("rollback", "stop"):
             known = session.checkpoints.iterations()
             saved = [number for number in known if session.alarm.unsound < number <= iteration]
-            if saved:  # the newest that a sound evaluation vouches for: no unsound one came after it
+            if saved:  # the newest with a sound evaluation; no unsound one came after it
                 session.checkpoints.pin(saved[-1])
         return Answer()
     message = f"the score rises while the images get worse, after iteration {iteration}: {verdict.in_words}"
@@ -77,7 +77,7 @@ def answer(session: Session, iteration: int) -> Answer:
             raise _end(session, message, "evaluation.on_alarm is stop")
         case "rollback":
             if before.returned_to == before.sound:
-                raise _end(session, message, f"the run had returned to iteration {before.sound} before")
+                raise _end(session, message, f"the run had already returned to iteration {before.sound}")
             pinned = session.checkpoints.pinned
             if pinned is None:
                 raise _end(session, message, "there is no sound checkpoint to return to")
@@ -88,7 +88,7 @@ def answer(session: Session, iteration: int) -> Answer:
 
 
 def _end(session: Session, message: str, why: str) -> HackingError:
-    """Return the error that ends a run; its newest checkpoint is then the last sound one."""
+    """Return the error that ends a run and leaves the last sound checkpoint as its newest."""
     pinned = session.checkpoints.pinned
     if pinned is None:
         kept = "no evaluation with a checkpoint was sound"
@@ -100,7 +100,7 @@ def _end(session: Session, message: str, why: str) -> HackingError:
         )
     weight = session.config.algorithm.kl_weight
     return HackingError(
-        f"{message}. The run ends, as {why}; {kept}. Start another with algorithm.kl_weight above "
+        f"{message}. The run ends because {why}; {kept}. Start another with algorithm.kl_weight above "
         f"{weight:g}, a lower optimizer.learning_rate or a second part of the reward"
     )
 

@@ -1,7 +1,7 @@
-"""The budget of a run: no iteration begins that would exceed it.
+"""A run's budget: no iteration begins that would exceed it.
 
-An iteration is expected to cost as much as the last one. The held-out evaluation that ends a run counts too,
-so that a run that ends early has one within its budget. A run killed in it can be resumed for it alone.
+An iteration is expected to cost as much as the last one. The held-out evaluation that ends a run also counts,
+so a run that ends early can still afford it. A run killed during it can be resumed for it alone.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _PARTS = f"""
     SELECT phase, iteration, sum(usd), sum(hours), sum(own_usd), sum(own_hours) FROM used
     GROUP BY phase, iteration ORDER BY iteration
 """
-"""Dollars and hours of each iteration and evaluation, and of the iteration `$number`, which is not committed.
+"""Dollars and hours of each iteration and evaluation, and of the uncommitted iteration `$number`.
 
-`own` leaves out the start of devices before it.
+`own` excludes the start of devices before it.
 """
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Dollars of a run and its hours at work: so far, and expected for an iteration and its evaluations.
+    """A run's dollars and hours at work: so far, and expected for an iteration and its evaluations.
 
-    They have the devices' discarded work, but not what judges were paid for it.
+    They include the devices' discarded work, but not payments to judges for it.
     """
 
     usd: float
@@ -70,11 +70,11 @@ class Spending:
 def spending(
     store: RunStore, run_id: str, record: IterationRecord | None = None, is_due: bool = False
 ) -> Spending:
-    """Return what a run has used, by its record.
+    """Return what a run has used according to its record.
 
     Args:
-        record: its last iteration, if that is not committed yet.
-        is_due: True if an evaluation follows that iteration, whatever comes after it.
+        record: its last iteration, if not committed yet.
+        is_due: True if an evaluation follows that iteration in any case.
     """
     values = {
         "run": run_id, "judge": JUDGE_USD, "number": record and record.iteration,
@@ -86,7 +86,7 @@ def spending(
         parts = connection.execute(_PARTS, values).fetchall()
     iterations = [used for phase, _, _, _, *used in parts if phase == "iteration"] or [[0.0, 0.0]]
     evaluations = [used for phase, _, _, _, *used in parts if phase == "evaluation"] or [[0.0, 0.0]]
-    # The evaluation at the end has all held-out prompts, as the first one had; those between may have fewer.
+    # The final evaluation has all held-out prompts, like the first one; those between may have fewer.
     at_end = [max(each) for each in zip(*evaluations, strict=True)]
     ahead = [iterations[-1], at_end, *[evaluations[-1]] * is_due]
     return Spending(
@@ -101,10 +101,10 @@ def _digits(value: float) -> str:
 
 
 def end_at_spent_budget(session: Session, done: int, record: IterationRecord | None = None) -> None:
-    """Make the last iteration done the run's last one if another would exceed the budget.
+    """Make the last finished iteration the run's last if another would exceed the budget.
 
     Args:
-        record: that iteration, if it is not committed yet.
+        record: that iteration, if not committed yet.
     """
     if not 0 < done < session.last_iteration:
         return
@@ -116,7 +116,7 @@ def end_at_spent_budget(session: Session, done: int, record: IterationRecord | N
 def _spent(
     store: RunStore, run_id: str, config: RunConfig, done: int, record: IterationRecord | None = None
 ) -> str:
-    """Return why a run that has done so many iterations must not begin another; empty if it may."""
+    """Return why a run with this many finished iterations must not begin another; empty if it may."""
     if not (config.budget.usd or config.budget.hours):
         return ""
     used = spending(store, run_id, record, record is not None and config.evaluates_after(done))
@@ -135,10 +135,10 @@ def _spent(
 
 
 def refuse_spent_budget(store: RunStore, row: RunRow, config: RunConfig) -> None:
-    """Refuse to resume a run that has no budget for another iteration, unless its last evaluation is missing.
+    """Refuse to resume a run without budget for another iteration, unless its last evaluation is missing.
 
     Args:
-        config: settings with which it would go on.
+        config: settings with which it would continue.
 
     Raises:
         ConfigurationError: another iteration would exceed the budget; the message tells how to raise it.

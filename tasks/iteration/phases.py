@@ -1,4 +1,4 @@
-"""The phases of an iteration as Prefect tasks, each of which asks the runtime for one thing; their commit."""
+"""The phases of an iteration, each one call to the runtime, and their commit, as Prefect tasks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from storage.record.tables import iteration_rows
 from tasks.iteration.session import Session
 
 GALLERY = 12
-"""Images of an evaluation kept for the dashboard: the same prompts and seeds every time."""
+"""Images of an evaluation to keep for the dashboard: the same prompts and seeds every time."""
 
 GALLERY_PROMPTS = 2
-"""Prompts of an iteration whose best and worst image are kept for the dashboard."""
+"""Prompts of an iteration whose best and worst images are kept for the dashboard."""
 
 _THUMBNAIL_SIDE = 256
 """The side of a thumbnail in pixels."""
@@ -49,9 +49,9 @@ def explore(
     """Choose the seeds of an iteration.
 
     Args:
-        ahead: the strategy's work beside reward and training of the previous iteration, where this runs then.
-        refused: such drafts, which the monitor rejected: seeds are drafted again with the current weights,
-            in time that is booked as `redraft`.
+        ahead: the strategy's work during the previous iteration's reward and training, if this runs then.
+        refused: drafts from such work that the monitor rejected: seeds are redrafted with the current
+            weights, in time booked as `redraft`.
     """
     if refused is not None:
         with session.timed("redraft"):
@@ -65,7 +65,7 @@ def rollout(session: Session, plan: SeedPlan, ahead: Ahead | None = None) -> Rol
     """Generate the chosen seeds on all devices; scorers judge them meanwhile.
 
     Args:
-        ahead: next iteration's drafts, begun by devices with nothing left to roll out; None lets them wait.
+        ahead: the next iteration's drafts, begun by devices with nothing left to roll out; None delays them.
     """
     with session.timed("rollout"):
         return session.runtime.rollout(plan, ahead)
@@ -93,8 +93,8 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
 def evaluate(session: Session, iteration: int) -> Evaluation:
     """Score held-out prompts with the moving average of the weights after an iteration.
 
-    The first and the last evaluation have all of them, and so has one at which the run had ended before it
-    was extended; the others have those that every evaluation has.
+    The first and the last evaluation use all of them, as does one that ended the run before it was extended;
+    others use those common to every evaluation.
     """
     runtime = session.runtime
     is_end = iteration == 0 or session.ends_after(iteration)
@@ -104,9 +104,9 @@ def evaluate(session: Session, iteration: int) -> Evaluation:
 
 @task(task_run_name="commit {record.iteration}", persist_result=False)
 def commit(session: Session, record: IterationRecord) -> None:
-    """Make an iteration durable: its rows and, if due, its checkpoint appear by one rename.
+    """Make an iteration durable: one rename publishes its rows and, if due, its checkpoint.
 
-    It may run during the next rollout, whose weights are those of the checkpoint.
+    It may run during the next rollout, which uses the checkpoint's weights.
     """
     iteration, figures = record.iteration, record.metrics
     session.runtime.enter("commit", iteration)
@@ -131,7 +131,7 @@ def commit(session: Session, record: IterationRecord) -> None:
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     """Write a held-out evaluation to the record; `tasks.iteration.alarm` responds to its images."""
     session.store.commit_evaluation(record)
-    if record.iteration:  # before the first iteration, importing MLflow would slow the start down
+    if record.iteration:  # before the first iteration, importing MLflow would slow down the start
         session.readers.wake()
 
 
@@ -221,8 +221,8 @@ def evaluation_record(
 ) -> EvaluationRecord:
     """Return the rows of a held-out evaluation.
 
-    Its score is that of the prompts that every evaluation has; the first `GALLERY` images of those are kept
-    as pictures.
+    Its score covers the prompts common to every evaluation; the first `GALLERY` images of those are kept as
+    pictures.
 
     Args:
         started_at, ended_at: Unix time in seconds.
@@ -284,9 +284,9 @@ def review_seeds(
     next_plan: SeedPlan | None,
     rolling_since: float,
 ) -> SeedReview:
-    """Review an iteration's seeds, and report what people should know of them and of the next ones.
+    """Review an iteration's seeds, and report news about them and the next ones to the user.
 
-    What the strategy has decided by measured times is recorded here, before it takes effect.
+    It records the strategy's decisions from measured times before they take effect.
 
     Args:
         scores: one per sample, in the same order.
@@ -306,7 +306,7 @@ def review_seeds(
 
 
 def _times(session: Session, rolled: Rollout, trained: Trained, rolling_s: float) -> IterationTimes:
-    """Return what an iteration took, all but its commit, `rolling_s` after its rollout began."""
+    """Return an iteration's times, without its commit, `rolling_s` after its rollout began."""
     seconds = session.seconds
     return IterationTimes(
         rollout_s=seconds["rollout"],
@@ -322,7 +322,7 @@ def _times(session: Session, rolled: Rollout, trained: Trained, rolling_s: float
 
 
 def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:
-    """Return every draft made to choose an iteration's seeds, refused ones and rescored ones included.
+    """Return every draft made to choose an iteration's seeds, including refused and re-scored ones.
 
     Args: the iteration's plan, and the review of its seeds.
     """
@@ -358,7 +358,7 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
 def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
     """Return thumbnails of the best and the worst judged image of an iteration's first prompts.
 
-    They are the first in the plan, whose order is shuffled. The lowest numbers would be the head of the
+    They are the first in the plan, whose order is shuffled; the lowest numbers would be the head of the
     prompt file, which may be sorted by task.
     """
     chosen = list(rolled.plan.seeds)[:GALLERY_PROMPTS]

@@ -1,6 +1,6 @@
 """An open run: its runtime and the stores that record it.
 
-Tasks get the session as their first argument. Prefect passes it on unchanged: it is not a collection,
+Tasks get the session as their first argument. Prefect passes it unchanged, because it is not a collection
 and no task caches its result.
 """
 
@@ -52,16 +52,16 @@ STORM_DEVICES, STORM_S = 5, 600.0
 
 
 class StormWatch:
-    """The preemptions of a run that belong to no reported storm yet."""
+    """A run's preemptions that belong to no reported storm yet."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._at: list[float] = []
 
     def after(self, events: Iterable[DeviceEvent]) -> str:
-        """Take further events; return a message if they complete a storm, else an empty text.
+        """Add events; return a message if they complete a storm, otherwise an empty text.
 
-        A device counts once, at its notice or else at its loss.
+        A device counts once: at its notice or, without one, at its loss.
         """
         for event in sorted(events, key=lambda event: event.at):
             is_preemption = event.market == "spot" and event.kind in ("notice", "lost")
@@ -81,15 +81,15 @@ class Session:
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
         last_iteration: the iteration after which the run ends.
-        earlier_ends: what the run ended by before it went on, by the last iteration before each such end.
-        ended_early: why that is not the last one of the settings; empty if it is.
-        next_plan: seeds of the first iteration, if they were chosen before the run was interrupted.
-        noted: number of entries of each of the runtime's lists of losses that have an event already.
+        earlier_ends: reasons for earlier ends of a continued run, by the last iteration before each.
+        ended_early: why that is not the last one in the settings; empty if it is.
+        next_plan: seeds of the first iteration, if chosen before the run was interrupted.
+        noted: number of entries in each of the runtime's lists of losses that already have an event.
         devices_noted: devices on which the workers are known to compute.
-        decisions_recorded: what measured times have decided, as the run's facts have it.
+        decisions_recorded: decisions from measured times in the run's facts.
         alarm: state of the alarm after the evaluations so far; see `tasks/iteration/alarm.py`.
-        seconds: duration of each phase of the running iteration.
-        on_phase: callback with a phase's name when it begins, from the thread that does it.
+        seconds: duration of each phase of the current iteration.
+        on_phase: callback with a phase's name when it begins, in that phase's thread.
         on_commit: callback with an iteration's record once it is recorded.
     """
 
@@ -130,7 +130,7 @@ class Session:
 
     @contextmanager
     def timed(self, phase: str, announced: bool = True) -> Iterator[None]:
-        """Announce a phase of the running iteration, and book its time."""
+        """Announce a phase of the current iteration, and record its time."""
         if announced:
             self.on_phase(phase)
         start = time.perf_counter()
@@ -140,7 +140,7 @@ class Session:
         except Exception as error:
             if not self._cancelled:
                 raise
-            # A task beside the others failed because its devices were taken away: it ends as the run does.
+            # A parallel task failed because its devices were taken away; it ends like the run.
             raise TerminationSignal(signal.SIGTERM) from error
         self.seconds[phase] = time.perf_counter() - start
 
@@ -156,13 +156,13 @@ class Session:
         if kind is None:
             return  # `finish_readers` follows once the run is marked as finished
         if not self._cancelled:
-            with suppress(StorageError):  # for the readers, as the run gets its status after them
+            with suppress(StorageError):  # for the readers, because the run gets its status after them
                 self.store.add_event(self.run_id, "failed", f"{kind.__name__}: {error}")
         # Wait only briefly on cancel: importing MLflow alone may delay the exit more than all else.
         self.readers.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 
     def finish_readers(self) -> None:
-        """Write a finished run's report into its folder, and let the readers take what is left."""
+        """Write a finished run's report into its folder, and let the readers catch up."""
         if not self.config.tracking.to:
             return
         home, run_id = self.store.home, self.run_id
@@ -180,18 +180,18 @@ class Session:
             self.store.set_fact(self.run_id, DEVICES, ", ".join(sorted(kinds)))
 
     def record_decisions(self) -> None:
-        """Store what measured times have decided, if there is something new."""
+        """Store new decisions from measured times."""
         decisions = by_iteration(self.runtime.explorer.strategy.decisions())
         if decisions != self.decisions_recorded:
             self.store.set_fact(self.run_id, DECISIONS, decisions)
             self.decisions_recorded = decisions
 
     def ends_after(self, iteration: int) -> bool:
-        """Return True if the run ends after an iteration, or did: with a checkpoint and an evaluation."""
+        """Return True if the run ends, or ended, after an iteration, with a checkpoint and an evaluation."""
         return iteration == self.last_iteration or iteration in self.earlier_ends
 
     def prepares_next(self, iteration: int) -> bool:
-        """Return True if seeds of the next iteration may be chosen beside this one's training."""
+        """Return True if the next iteration's seeds may be chosen during this one's training."""
         return iteration < self.config.iterations and self.earlier_ends.get(iteration) != ITERATIONS
 
     def evaluates_after(self, iteration: int) -> bool:
@@ -225,10 +225,10 @@ def signal_behind(error: BaseException) -> BaseException | None:
 
 
 def open_mirror(home: Home, store: RunStore, run_id: str, config: RunConfig) -> CheckpointMirror | None:
-    """Return the mirror of a run's settings, to be ended by `finish_mirror`; None if they name none.
+    """Return the mirror named in a run's settings, to end with `finish_mirror`; None if there is none.
 
     Raises:
-        CheckpointError: the run went on elsewhere, or the package for the address is missing.
+        CheckpointError: the run continued elsewhere, or the package for the address is missing.
     """
     address = config.checkpoint.mirror
     if not address:
@@ -243,9 +243,9 @@ def open_mirror(home: Home, store: RunStore, run_id: str, config: RunConfig) -> 
 
 
 def finish_mirror(mirror: CheckpointMirror | None, status: RunStatus = "finished") -> None:
-    """Copy a run that has ended to its mirror in its final form: status, events, result and all rows.
+    """Copy an ended run to its mirror in its final form: status, events, result and all rows.
 
-    It comes last, as devices are paid for until they are released.
+    It comes last, because devices cost money until released.
     """
     if mirror is not None:
         mirror.close(CANCELLED_FLUSH_S if status == "cancelled" else _MIRROR_WAIT_S)
@@ -257,11 +257,11 @@ def open_session(
     """Start the runtime of a new or interrupted run, and restore its last checkpoint.
 
     Raises:
-        SpotlightError: the run cannot start; then only its status is written.
+        SpotlightError: the run cannot start; only its status is written.
     """
     checkpoints = CheckpointStore(home.run(run_id))
     checkpoint = checkpoints.load_latest()
-    # The wall clock may have been set back since: this life's times begin after those of earlier ones.
+    # The wall clock may have been set back since: new times start after the recorded ones.
     last_at = last_recorded_at(store, run_id)
     ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
     if ahead_s >= LEAST_JUMP_S:
@@ -287,7 +287,7 @@ def open_session(
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:
-            # Killed before its first checkpoint: everything recorded is done again.
+            # Killed before its first checkpoint: everything recorded is repeated.
             store.discard_after(run_id, -1)
     except BaseException as error:
         session.__exit__(type(error), error)

@@ -113,7 +113,7 @@ def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
         page.get_by_role("spinbutton", name="Goal: finish within (hours)").fill("4")
         page.get_by_test_id("stBaseButton-primaryFormSubmit").click()
         # Of a page that is still being drawn, a field's new value may be lost.
-        await_plots(page, "spot devices end in 4 h: ", plots=0)
+        await_plots(page, "spot devices a run ends within 4 h: ", plots=0)
         assert "hours=4" in page.url and "simulate=1" in page.url, "an address that gives the answer again"
         page.get_by_text("More", exact=True).click()
         page.get_by_role("spinbutton", name="Trainers").fill("9")

@@ -107,7 +107,7 @@ def test_the_address_gives_the_answer_again(store: RunStore, in_process: None):
     assert again.success[0].value == first.success[0].value
     assert again.dataframe[0].value.equals(first.dataframe[0].value)
     goal = opened_page(PAGE, {"preset": "smoke", "iterations": "4", "hours": "4", "simulate": "1"})
-    assert "spot devices end in 4 h: " in goal.success[0].value
+    assert "spot devices a run ends within 4 h: " in goal.success[0].value
     unknown = opened_page(PAGE, SMALL_ADDRESS | {"profile": "gone"})
     assert "profile='gone' in the page's address does not exist here; remove it" in sentences(unknown)
     assert not unknown.success, "no answer to another question than the link's"

@@ -142,5 +142,5 @@ def test_a_trace_is_thinned_to_what_is_asked_for_and_joined_by_settings(tmp_path
     drawn = [plan_trace(config(), "generated", seed) for seed in (1, 1, 2)]
     assert drawn[0].whole == drawn[1].whole != drawn[2].whole
     assert [(each.most, each.notice_s) for each in (plan, drawn[0])] == [(2, 3.0), (4, 0.0)]
-    with pytest.raises(ConfigurationError, match="but 2 are to share a sample"):
+    with pytest.raises(ConfigurationError, match="but 2 would share a sample"):
         plan_trace(config("sequence_parallel.rollout=2"), "generated")

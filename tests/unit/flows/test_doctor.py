@@ -159,7 +159,7 @@ def test_a_run_is_sized_without_weights_and_without_a_gpu():
 def test_a_preset_without_a_task_is_sized_as_with_a_detector():
     bare = ("--preset", "sd3.5-512", "--gpu", "H100")
     said, like = sized(*bare), sized(*bare, "--set", "reward.scorer=geneval")
-    assert "no reward is set: 0.15 s an image, as of a detector, stand in for yours" in said
+    assert "no reward is set: 0.15 s an image, like a detector's, stand in for it" in said
     assert "no reward is set" not in like, "prompts are not needed"
     assert re.findall(r"\n  \d x H100: .*", said) == re.findall(r"\n  \d x H100: .*", like) != []
 
@@ -167,7 +167,7 @@ def test_a_preset_without_a_task_is_sized_as_with_a_detector():
 def test_what_does_not_fit_and_what_has_no_price_is_said(tmp_path: Path):
     said = sized("--preset", "flux-ocr-512", "--gpu", "rtx4090", fits=False)
     assert "it does not fit on a device that trains, and does not fit on one that only generates" in said
-    assert "no price of an RTX4090 is known here" in said and "$" not in said
+    assert "the price of an RTX4090 is unknown" in said and "$" not in said
     assert "spot_usd_per_hour" not in said, "all devices are on demand"
     paid = ("--set", "price.reserved_usd_per_hour=5")  # the price of a spot device is not asked for
     alone = ("--set", "runtime.reserved_workers=2", "--set", "adaptation.gradient_checkpointing=false")
@@ -182,7 +182,7 @@ def test_what_does_not_fit_and_what_has_no_price_is_said(tmp_path: Path):
     book = ("--set", f"price.book={tmp_path / 'book.csv'}", "--set", "price.offer=H100@here")
     said = sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", *alone[:2], *book)
     assert "no price of H100 spot" not in said and "$" in said, "the book has no spot device"
-    with pytest.raises(ConfigurationError, match=r"no price of an A100 .*: price\.reserved_usd_per_hour, or"):
+    with pytest.raises(ConfigurationError, match=r"price of an A100 .*: price\.reserved_usd_per_hour, or"):
         asked_prices = load_config("sd3.5-ocr-512", ["price.spot_usd_per_hour=1.6"], {})
         with_gpu_prices(asked_prices, "A100", "A100")
     with pytest.raises(ConfigurationError, match="only adapters on a model in bfloat16 are counted"):

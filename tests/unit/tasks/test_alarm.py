@@ -138,7 +138,7 @@ def test_the_run_returns_to_the_last_sound_checkpoint_and_ends_if_that_does_not_
     again = run.opened(21)
     take_up(again)
     assert answer(again, 20) == back and again.runtime.asked == [b"10"], "the same after a kill"
-    with pytest.raises(HackingError, match="had returned to iteration 10 before"):
+    with pytest.raises(HackingError, match="had already returned to iteration 10"):
         run.evaluate(30, HACKED)
     assert run.checkpoints.iterations()[-1] == 10
 

@@ -49,7 +49,7 @@ def environment(**changes: str) -> dict[str, str]:
 def test_the_same_bits_are_identical_and_another_version_is_named():
     said = compare(reference(), reference(), 0.05)
     assert (said.verdict, said.causes, said.results) == ("identical", [], [])
-    assert said.message == "identical to the bit: 1 files of weights and 8 held-out scores"
+    assert said.message == "bit-identical: 1 files of weights and 8 held-out scores"
     said = compare(reference(), reference(environment=environment(torch="2.14.0")), 0.05)
     assert said.verdict == "identical"
     assert said.causes == [{"kind": "versions", "what": "torch", "was": "2.13.0", "is": "2.14.0"}]

@@ -306,7 +306,7 @@ def test_every_answer_from_counted_times_is_marked_and_covers_their_range():
     assert "Counted: 2 iterations" in table and "Modelled" not in table
     for futures, said in (("2", "3 futures or more"), ("3", "the futures")):
         words = answered(*options, "--windows", futures)["counted_in_words"]
-        assert words.endswith(f"; {said} include both ends.")
+        assert words.endswith(f"; {said} cover both ends.")
     assert f"step_s {step['value']:.2g} ({step['low']:.2g} to {step['high']:.2g})" in table
     modelled = answered("--preset", "smoke", "--spot", "0", "--windows", "1")
     assert (modelled["evidence"], modelled["counted"]) == ("modelled", {})
@@ -316,7 +316,7 @@ def test_a_preset_without_a_task_is_asked_about_and_what_stands_in_is_said():
     options = ("--gpu", "H100", "--reserved", "1", "--spot", "1", "--windows", "1")
     answer = answered("--preset", "sd3.5-512", *options)
     [profile] = [line for line in answer["basis"] if line.startswith("profile ")]
-    assert profile.endswith("; no reward is set: 0.15 s an image, as of a detector, stand in for yours")
+    assert profile.endswith("; no reward is set: 0.15 s an image, like a detector's, stand in for it")
     assert answer["curves"] is None and answer["policies"][0]["usd"]["median"] > 0
     with pytest.raises(ConfigurationError, match=r"prompts\.evaluate: not set, and the preset has no task"):
         asked("--preset", "sd3.5-512", *options, "--record")
@@ -355,7 +355,7 @@ def test_a_gpu_has_its_known_price_unless_one_is_given(tmp_path: Path):
     file = tmp_path / "spot.csv"
     file.write_text("time,market,usd_per_hour\n0,spot,2\n36000,spot,2\n")
     assert prices("--gpu", "H200", "--prices", str(file)) == (7.91, 2.0), "the file has no price on demand"
-    with pytest.raises(ConfigurationError, match="no price of an A100 is known here"):
+    with pytest.raises(ConfigurationError, match="the price of an A100 is unknown"):
         prices("--gpu", "A100", "--prices", str(file))
 
 

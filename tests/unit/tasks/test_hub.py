@@ -73,7 +73,7 @@ def test_what_would_fail_is_refused_before_anything_is_written(
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "Invalid user token" in refusal(ServerError)
     monkeypatch.setenv("HF_TOKEN", "")
-    assert "needs a Hub token, and none was found" in refusal(ConfigurationError)
+    assert "needs a Hub token, but none was found" in refusal(ConfigurationError)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "check the network" in refusal(ServerError)

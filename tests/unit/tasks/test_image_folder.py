@@ -69,7 +69,7 @@ def test_a_prompt_that_is_no_geneval_row_keeps_its_text(tmp_path: Path):
 def test_a_disk_that_refuses_is_said(tmp_path: Path):
     prompt = PromptRecord(0, "a")
     (tmp_path / "00000").touch()
-    with pytest.raises(StorageError, match="nothing of this evaluation is recorded"):
+    with pytest.raises(StorageError, match="this evaluation is not recorded"):
         write_images(tmp_path, [sample(prompt, 0)], [prompt])
 
 

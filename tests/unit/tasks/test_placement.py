@@ -96,7 +96,7 @@ def test_eight_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch):
         here(**every, trainer_workers=9)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert here(spot_workers=0, scorer_gpu=0.5).startswith("1 reserved and 0 spot workers on 1 GPUs")
-    with pytest.raises(ConfigurationError, match=r"2 reserved devices are to train .* there are 1;"):
+    with pytest.raises(ConfigurationError, match=r"2 reserved devices would train .* there are 1;"):
         here(**every, trainer_workers=2)
 
 

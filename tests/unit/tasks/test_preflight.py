@@ -44,7 +44,7 @@ def config(folder: Path, **sections: dict[str, Any]) -> RunConfig:
 
 def test_a_run_that_works_only_warns(tmp_path: Path):
     [warning] = preflight.check(config(tmp_path))
-    assert "20 of 20 held-out prompts are trained on too" in warning
+    assert "20 of 20 held-out prompts are also training prompts" in warning
     assert preflight.check(RunConfig()) == []
 
 
@@ -304,7 +304,7 @@ def test_the_file_of_a_reward_is_an_input(copied_config: RunConfig, tmp_path: Pa
     assert "digest evaluation.judge" not in of_parts
     refuse_changed_inputs(input_digests(judged({"scorer": "jpeg"})), alone)  # it has no digest of a reward
     mine.write_text(mine.read_text() + "# changed\n")
-    both = r"reward in .*mine\.py \(SHA-256 .*evaluation\.judge in .*mine\.py \(.*Put the old ones back"
+    both = r"reward in .*mine\.py \(SHA-256 .*evaluation\.judge in .*mine\.py \(.*Restore the old ones"
     with pytest.raises(ConfigurationError, match=both):
         refuse_changed_inputs(facts, alone)
     with pytest.raises(ConfigurationError, match=r"reward in .*mine\.py, .*others\.py \(SHA-256 "):

@@ -229,7 +229,7 @@ def test_of_drafts_that_are_not_made_nothing_is_credited():
     worth = result.exploration
     assert worth is not None and worth.known_to is None and worth.pays_until_usd_per_hour is None
     said = " ".join(conclusions(result))
-    assert "spotlight makes 0.1 drafts for each sample, and the explored runs" in said
+    assert "spotlight makes 0.1 drafts per sample, but the exploring runs" in said
     ours.runs[0].more_per_sample = ours.runs[0].drafts = 0
     assert result.exploration is None
     ours_to, spot_to = ([row.iterations for row in result.milestones(each)] for each in (ours, spot))
@@ -251,19 +251,19 @@ def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     pays = WhatIf(answers, asked("glyphs"), "", CURVES_BY_HAND)
     window = WhatIf([replace(answers[0], best=True), answer("window", made(40, 0))], pays.asked, "")
     assert conclusions(window) == [
-        "window would cost the least, $400 instead of $480 of reserved, but is only simulated: no live run "
+        "window would cost least, $400 instead of $480 of reserved, but is only simulated: no live run "
         "has a window in which trainers roll out."
     ]
     says, milestones = conclusions(pays)
     # An iteration takes an hour; Spotlight's costs 56 dollars, but one of its run seeds ends below 0.4.
     assert milestones == (
         "reserved takes 8.0 h / 12.0 h / 16.0 h / 20.0 h and $384 / $576 / $768 / $960 to 25 / 50 / 75 / "
-        "100 % of the baseline's progress by the curves by-hand."
+        "100 % of the baseline's progress, by the curves by-hand."
     )
     best = replace(pays, answers=[answers[0], replace(answers[1], best=True)])
     assert conclusions(best)[1].startswith("spotlight takes 3.0 h / 5.0 h / ≥")
     assert conclusions(best)[2] == milestones
-    assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their explored" in says
+    assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their exploring" in says
     assert says.endswith("Up to there it pays up to $9.40 per spot device-hour (9.40 to 9.40).")
     # Two of three run seeds get to the end, or one of two.
     few = curve(0.1, 0.2, 0.45, 0.45)
@@ -338,7 +338,7 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
     store.create_run("other", load_config("shapes", [], {}), {}, 1)
     store.create_run("nft", load_config("glyphs", ["algorithm.objective=nft"], {}), {}, 1)
     for runs, said in (
-        (["explored"], "all explored; name one without exploration too"),
+        (["explored"], "all explored; also name one without exploration"),
         (["base", "base"], "one is named twice"),
         (["base", "other"], "have different tasks"),
         (["base", "nft"], "have different tasks; .*reward.scorer, algorithm.objective"),

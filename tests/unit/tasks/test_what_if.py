@@ -124,8 +124,8 @@ def test_the_run_of_each_policy_is_entered_and_costs_what_the_answer_says(
     (reserved,) = [row for row in rows if row.name == "simulated-reserved"]
     assert reserved.summary["cost_usd"] == pytest.approx(answer["policies"][0]["usd"]["median"], rel=1e-6)
     said = {row.name: row.environment[SIMULATED] for row in rows}
-    assert "1 of 1 reserved devices trains, 0 spot devices at most" in said["simulated-reserved"]
-    assert "1 of 1 reserved devices trains, 3 spot devices at most" in said["simulated-spotlight"]
+    assert "1 of 1 reserved devices trains, at most 0 spot devices" in said["simulated-reserved"]
+    assert "1 of 1 reserved devices trains, at most 3 spot devices" in said["simulated-spotlight"]
     assert "scores by the curves ocr-grpo: share of exact answers" in said["simulated-spotlight"]
     assert {row.name: row.config.exploration.strategy for row in rows} == {
         "simulated-reserved": "plain", "simulated-spotlight": "stale"
@@ -172,7 +172,7 @@ def test_the_table_names_every_policy_says_that_all_is_modelled_and_writes_nothi
         assert f"\n {policy} " in table
     assert sum(" * " in line for line in table.splitlines() if not line.lstrip().startswith("*")) == 1
     assert "measured: step, decode_s, score_s, train_sample_s" in table
-    assert "drawn traces: 0.67 losses of an instance an hour, 77% of them together" in table
+    assert "generated traces: 0.67 losses per instance-hour, 77% of them joint" in table
 
 
 def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
@@ -181,7 +181,7 @@ def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
     assert answer == answered(*options)
     assert answer["modelled"] is True
     assert (answer["reserved_usd_per_hour"], answer["spot_usd_per_hour"]) == (8.0, 2.0)
-    assert "20.00 losses of an instance an hour, 50% of them together" in answer["market"]
+    assert "20.00 losses per instance-hour, 50% of them joint" in answer["market"]
     by_name = {row["policy"]: row for row in answer["policies"]}
     assert sum(row["best"] for row in answer["policies"]) == 1
     assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["window"]
@@ -216,7 +216,7 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
     assert spot_usd < demand_usd
     assert without["policies"][0]["iteration_usd"]["median"] == pytest.approx(demand_usd)
     assert without["break_even_discount"] is None and without["exploration"] is None
-    assert f"from a discount of {discount:.0%} on" in answer["conclusions"][0]
+    assert f"at discounts above {discount:.0%}" in answer["conclusions"][0]
     assert "the discount is 75%." in answer["conclusions"][0]
     worth = answer["exploration"]
     assert f" {worth['cheapest']}" in answer["conclusions"][1]
@@ -227,7 +227,7 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
         for figure in (each["time_s"], each["usd"]):
             for what in ("learning", "system"):
                 assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
-    assert "/ 100 % of the baseline's progress by the curves ocr-grpo" in answer["conclusions"][2]
+    assert "/ 100 % of the baseline's progress, by the curves ocr-grpo" in answer["conclusions"][2]
     known = {name: row["milestones"][-1]["usd"]["median"] for name, row in rows.items() if row["milestones"]}
     [cheapest] = [line for line in answer["conclusions"] if "the cheapest of those" in line]
     assert cheapest.split()[0] == min(known, key=known.__getitem__)
@@ -320,7 +320,7 @@ def test_lending_rests_on_a_load_that_is_marked_as_assumed():
     options = (*SMALL, "--policies", "reserved,astraflow,lending")
     answer = answered(*options)
     assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["astraflow", "lending"]
-    assert answer["serving"].endswith("30% more or less over a day, and its requests can wait 2 s (assumed)")
+    assert answer["serving"].endswith("give or take 30% over a day, and its requests can wait 2 s (assumed)")
     assert answer == answered(*options)
     assert "lending: 90% of the serving fleet is busy, 0% more" in asked(*options, "--serving", "0.9,0,2")
     assert "serving" not in answered(*SMALL, "--policies", "spot")
@@ -391,8 +391,8 @@ def test_each_question_about_eight_gpus_has_one_command_whose_answer_the_documen
             assert earlier and all(tried["wall_s"]["median"] > 3600 * goal["hours"] for tried in earlier)
             assert max(tried["spot"] for tried in earlier) == goal["spot"] - 1, "no smaller number is left"
             said = asked(*command)
-            assert f"{goal['spot']} spot devices end in 3 h: " in said
-            said = said.partition("end in 3 h: ")[2].partition(";")[0]
+            assert f"With {goal['spot']} spot devices a run ends within 3 h: " in said
+            said = said.partition("ends within 3 h: ")[2].partition(";")[0]
         else:
             assert answer["answer"].endswith("simulated from measured steps.")
             said = answer["answer"].partition(": ")[2].partition(" for 40 iterations")[0]
@@ -408,7 +408,7 @@ def test_a_goal_that_no_number_of_spot_devices_reaches_and_its_prices_by_the_boo
     goal = answered(*command)["goal"]
     assert goal["spot"] is None and [each["spot"] for each in goal["tried"]] == [0, 1, 2, 4, 8, 16, 32, 64]
     said = asked(*command)
-    assert "No number of spot devices up to 64 that was tried ends in 0.01 h" in said
+    assert "No tried number of spot devices, up to 64, ends within 0.01 h" in said
     assert "$2.51 spot" in said
 
 
@@ -462,7 +462,7 @@ def test_a_trace_is_read_and_thinned(tmp_path: Path):
     trace = tmp_path / "zone.csv"
     trace.write_text("0,add,a\n0,add,b\n0,add,c\n20000,remove,a\n60000,remove,b\n90000,add,d\n")
     answer = answered(*SMALL, "--spot", "2", "--trace", str(trace))
-    lost = "windows of zone.csv: 0.0 h, 2 losses, 42.35 of an instance an hour, "
+    lost = "windows of zone.csv: 0.0 h, 2 losses, 42.35 per instance-hour, "
     assert answer["market"].startswith(lost), "170 s of instances in all"
 
 

@@ -360,7 +360,7 @@ def test_a_trainer_that_hangs_in_its_training_steps_ends_the_run_with_what_to_do
     trainer = stage.cluster.workers[TRAINER]
     trainer.silent.add("train")
     with pytest.raises(
-        RuntimeFailure, match=r"'train' in 0.01 s.*raise runtime.lease_s.*nothing committed is lost"
+        RuntimeFailure, match=r"'train' within 0.01 s.*raise runtime.lease_s.*nothing committed is lost"
     ):
         stage.fleet.trainers.ask(Worker.train, [])
     assert trainer.dead

@@ -133,7 +133,7 @@ def test_the_cause_is_named_and_not_what_it_led_to():
         ),
         ([GroupBrokenError("lost two")] * 2, RuntimeFailure, "lost two.*nothing committed is lost", True),
         ([None, MemoryError("no memory")], MemoryError, "no memory", True),
-        ([None, "report"], RuntimeFailure, "reserved-0 did not answer 'train' in", True),
+        ([None, "report"], RuntimeFailure, "reserved-0 did not answer 'train' within", True),
     ],
 )
 def test_what_all_refuse_ends_no_process_and_what_one_fails_at_ends_those_that_wait_for_it(

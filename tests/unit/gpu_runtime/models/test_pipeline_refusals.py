@@ -91,7 +91,7 @@ def rewrite(file: Path, **changes: Any) -> None:
 def test_a_whole_model_passes_and_its_files_are_listed(whole: Path):
     config = run_config(whole)
     [warning] = preflight.check(config)
-    assert "held-out prompts are trained on too" in warning
+    assert "held-out prompts are also training prompts" in warning
     files = [file.relative_to(whole).as_posix() for file in family_of(config.model).files(config.model)]
     assert files[0] == "model_index.json"
     assert {WEIGHTS, "text_encoder_3/model.safetensors", "scheduler/scheduler_config.json"} <= set(files)

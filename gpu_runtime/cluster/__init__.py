@@ -1,1 +1,1 @@
-"""Clusters: what starts a run's processes and carries their calls."""
+"""Clusters, which start a run's processes and carry their calls."""

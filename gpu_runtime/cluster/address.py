@@ -1,4 +1,4 @@
-"""A Ray cluster's address, and the folder of one of this machine, checked before Ray or torch is imported."""
+"""Checks of a Ray cluster's address and local folder, before Ray or torch is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_SOCKET = 107
 
 
 def refuse_silent_address(address: str) -> None:
-    """Refuse invalid addresses, and a `HOST:PORT` where nothing listens; Ray would report it after a minute.
+    """Refuse invalid addresses and a `HOST:PORT` where nothing listens, which Ray reports after a minute.
 
     Raises:
         ConfigurationError: if nothing listens there. `auto`, `local` and `ray://HOST:PORT` are left to Ray.
@@ -59,11 +59,11 @@ def refuse_unusable_folder() -> None:
     length = len(os.fsencode(socket_path))
     if length > _LONGEST_SOCKET:
         raise ConfigurationError(
-            f"Ray would keep its sockets in {folder}, {length} bytes in all, and the system takes at most "
+            f"Ray would keep its sockets in {folder}, {length} bytes in all, but the system allows at most "
             f"{_LONGEST_SOCKET}; {advice}"
         )
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"Ray would keep its logs and sockets in {folder}, and {there} cannot be written to; {advice}"
+            f"Ray would keep its logs and sockets in {folder}, but {there} is not writable; {advice}"
         )

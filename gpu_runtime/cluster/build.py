@@ -1,7 +1,7 @@
-"""The cluster that a run's settings name.
+"""Builds the cluster that a run's settings name.
 
-The code that builds a cluster also ends it. A `Runtime` is given one and ends only the workers that it has
-started there, so that one cluster can serve several runtimes, one after another.
+The code that builds a cluster also ends it. A `Runtime` receives a cluster and ends only the workers that it
+started there, so one cluster can serve several runtimes in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def cluster_class(runtime: RuntimeConfig, output: Path | None = None) -> Callabl
     """Return the cluster class of a run, importing its libraries, which takes a second.
 
     Args:
-        output: folder for what its workers print; Ray has its own, `session_latest/logs`.
+        output: folder for its workers' output; Ray has its own, `session_latest/logs`.
     """
     if runtime.cluster == "local":
         from gpu_runtime.cluster.local_cluster import LocalCluster
@@ -33,7 +33,7 @@ def cluster_class(runtime: RuntimeConfig, output: Path | None = None) -> Callabl
 
 
 def start_early(reward: RewardConfig, evaluation: EvaluationConfig) -> None:
-    """Start the process from which the checks before a run, and workers on this machine, are forked.
+    """Start the process from which this machine's workers and the checks before a run are forked.
 
     It imports nothing heavy. The process ends with this one.
     """
@@ -52,7 +52,7 @@ def open_cluster(config: RunConfig, output: Path | None = None) -> Iterator[Clus
 
     Raises:
         RuntimeFailure: if it does not start, or no cluster answers at the address.
-        ConfigurationError: if it lacks what the settings ask for.
+        ConfigurationError: if it lacks resources that the settings require.
     """
     cluster = cluster_class(config.runtime, output)(config)
     try:

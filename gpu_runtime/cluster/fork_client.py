@@ -1,4 +1,4 @@
-"""The driver's side of the fork server, which it starts once and then asks for one process after another."""
+"""The driver's side of the fork server, which it starts once and then asks for processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _END_S = 10.0
 
 
 class ForkedProcess:
-    """A process that the fork server has forked; `handle` is None if it has already ended."""
+    """A process forked by the fork server; `handle` is None if it has already ended."""
 
     def __init__(self, pid: int, handle: int | None, link: Connection, output: int) -> None:
         self.pid = pid
@@ -86,7 +86,7 @@ class _ForkServer:
 
     @property
     def alive(self) -> bool:
-        """True if it is running and was started by this very process."""
+        """True if it is running and this process started it."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ _server: _ForkServer | None = None
 
 
 def start_fork_server(modules: Sequence[str] = ()) -> _ForkServer:
-    """Return this process's fork server; start it unless it runs, to import more `modules`, too."""
+    """Return this process's fork server; start it if needed, also to import more `modules`."""
     global _server
     with _lock:
         if _server is None or not _server.alive:
@@ -146,7 +146,7 @@ def fork(limit_s: float, log: Path | None = None) -> ForkedProcess:
     """Fork a process, after waiting for the fork server's imports.
 
     Args:
-        log: file to which it appends what it prints; None keeps that in memory.
+        log: file to which it appends its output; None keeps that in memory.
 
     Raises:
         RuntimeFailure: if it does not answer within `limit_s` seconds.
@@ -165,14 +165,14 @@ def requesting_command() -> str:
 
 def _opened(log: Path | None) -> int:
     if log is not None:
-        with suppress(OSError):  # a run can do without it
+        with suppress(OSError):  # a run works without it
             log.parent.mkdir(parents=True, exist_ok=True)
             return os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     return os.memfd_create("spotlight-worker")
 
 
 def _last_line(output: int, begin: int = 0) -> str:
-    """Return the last line that a process has printed, where its file had `begin` bytes before it."""
+    """Return the last line that a process printed to its file, after the first `begin` bytes."""
     size = os.fstat(output).st_size
     begin = begin if begin <= size else 0  # it was shortened
     text = os.pread(output, _TAIL_BYTES, max(begin, size - _TAIL_BYTES)).decode(errors="replace")

@@ -1,6 +1,6 @@
-"""The script that Ray starts for a worker: it has the fork server fork one with this process's environment.
+"""The script that Ray starts for a worker; the fork server forks one with this process's environment.
 
-A plain worker would spend ten seconds on imports that the fork server has done. If no fork server answers,
+A plain worker would spend ten seconds on imports that the fork server already did. If no fork server answers,
 this process becomes the worker. It uses only the standard library, to start within milliseconds.
 
     python -I -S fork_request.py NAME SCRIPT ARGUMENT...

@@ -1,7 +1,7 @@
-"""A process that has done the imports of workers, and forks one worker after another from itself.
+"""A process that has done the workers' imports and forks workers from itself.
 
-It has one thread and holds no device, so that a fork of it is sound. It ends when the driver ends, however
-that happens, as its socket then closes; the kernel kills its workers with it, stopped ones too. Linux only.
+It has one thread and holds no device, so forking it is safe. It ends when the driver ends in any way, because
+its socket then closes; the kernel kills its workers with it, even stopped ones. Linux only.
 
 The driver asks for workers of a local cluster through its socket. `fork_request.py` asks for workers of Ray
 through a listening socket made by the driver: it has an abstract name, which leaves no file behind, and is
@@ -45,7 +45,7 @@ def main() -> None:
     driver, requests = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
     import_before_forks(sys.argv[3:])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
-    sys.stdout.flush()  # else each worker prints it again
+    sys.stdout.flush()  # otherwise each worker prints it again
     sys.stderr.flush()
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages that it looks at
@@ -60,10 +60,10 @@ def main() -> None:
 def import_before_forks(modules: Sequence[str]) -> None:
     """Import what forks of this process will use, without querying GPUs.
 
-    CUDA cannot be used in a fork of a process that has queried its devices, and importing diffusers does so,
-    for a default that is not used here. During the import it is told that no GPU exists.
+    CUDA cannot be used in a fork of a process that queried its devices, and importing diffusers does so for a
+    default that is unused here. During the import, CUDA therefore reports no GPU.
     """
-    # By its name, like all imports here: drivers import this file and have no use for torch.
+    # By its name, like all imports here: drivers import this file but do not use torch.
     cuda: Any = importlib.import_module("torch.cuda")
     is_available = cuda.is_available
     cuda.is_available = lambda: False
@@ -117,7 +117,7 @@ def _serve_request(driver: socket.socket, requests: socket.socket) -> None:
                 if not part:
                     return
                 request += part
-            if select.select([asking], [], [], 0)[0]:  # it waited too long, and became the worker itself
+            if select.select([asking], [], [], 0)[0]:  # it waited too long and became the worker itself
                 return
             worker = partial(_become_script, descriptors, *json.loads(request))
             pid = _fork((driver, requests, asking), worker)
@@ -182,6 +182,6 @@ def _become_script(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    random.seed()  # else all workers would draw the same numbers
+    random.seed()  # otherwise all workers would draw the same numbers
     sys.argv[:] = arguments
     runpy.run_path(arguments[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, forked from one that has done their imports; without Ray."""
+"""Workers as local processes, forked from one that has done their imports; without Ray."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ T = TypeVar("T")
 class LocalCluster(Cluster):
     """A cluster of processes on this machine; it ends with `shutdown`, or with the driver.
 
-    The clusters of one driver share a fork server, which stays for the next one; if it is lost, so are its
-    workers, and no other process is needed.
+    A driver's clusters share a fork server, which stays for the next one; if it is lost, so are its workers,
+    and no other process is needed.
 
     Args:
-        output: folder for what its workers print, a file per name; None keeps only the end, in memory.
+        output: folder for its workers' output, a file per name; None keeps only the end, in memory.
 
     Raises:
         ConfigurationError: on systems other than Linux.
@@ -50,7 +50,7 @@ class LocalCluster(Cluster):
     def __init__(self, config: RunConfig, output: Path | None = None) -> None:
         if sys.platform != "linux":
             raise ConfigurationError(
-                f"runtime.cluster=local needs Linux, and this is {sys.platform}; set runtime.cluster=ray"
+                f"runtime.cluster=local needs Linux, but this is {sys.platform}; set runtime.cluster=ray"
             )
         self._start_limit_s = config.runtime.start_timeout_s
         self._output = output
@@ -102,8 +102,8 @@ class LocalCluster(Cluster):
 class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
     """A worker in a local process.
 
-    One thread sends its calls, so that no caller waits for a stopped process; another one receives the
-    answers, which come in the order of the calls.
+    One thread sends its calls, so no caller waits for a stopped process; another receives the answers, in
+    the order of the calls.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
                 if answer.trace:
                     answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
                 call.set_exception(answer.error)
-            del answer, call  # weights or images, which would live until the next answer
+            del answer, call  # otherwise weights or images would live until the next answer
         return ""
 
     def _next_answer(self) -> Answer | None:
@@ -210,9 +210,9 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
 class SharedValue:
     """A stand-in for a value in the arguments of calls; the value itself arrives, with read-only arrays.
 
-    The value is pickled once and mapped by every process that receives it, without a copy of its arrays. It
-    lies in memory without a name in any folder: the kernel frees it when the last process has closed it,
-    however that process ended.
+    The value is pickled once, and every receiving process maps it without copying its arrays. The memory has
+    no name in any folder, so the kernel frees it when the last process closes it, however that process
+    ends.
     """
 
     def __init__(self, value: Any) -> None:

@@ -18,12 +18,12 @@ _PR_SET_NAME = 15
 _STDOUT = 1
 
 _MOST_OUTPUT_BYTES = 1 << 20
-"""Size above which the file of what a worker prints is cut, after a call, to the last half of this."""
+"""Size above which a worker's output file is cut, after a call, to the last half of this size."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The environment of the driver, which its workers take over.
+    """The driver's environment, which its workers inherit.
 
     Attributes:
         name: name of the worker; `ps` shows its first 15 characters.
@@ -55,8 +55,8 @@ class Answer:
 def serve(descriptor: int) -> None:
     """Serve the driver until it is gone.
 
-    The first message is the `Surroundings`. The second one is the function that builds the worker, with its
-    arguments; it is answered when the worker is built. Each further one is a call, and is answered, too. The
+    The first message is the `Surroundings`. The second is the function that builds the worker, with its
+    arguments; the answer comes once the worker is built. Each further one is a call and gets an answer. The
     process ends if the worker cannot be built.
     """
     link = Connection(descriptor)
@@ -79,7 +79,7 @@ def serve(descriptor: int) -> None:
 
 
 def _keep_output() -> None:
-    """Write out what was printed, so that it can be read at once, and bound its file."""
+    """Flush the output, so it can be read at once, and bound its file."""
     with suppress(OSError, ValueError):  # a full disk, or a closed stream of user code
         sys.stdout.flush()
         sys.stderr.flush()

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RemoteActor(ABC, Generic[WorkerT_co]):
-    """A worker in a separate process; it serves calls one at a time, in the order in which they are made.
+    """A worker in a separate process; it serves calls one at a time, in order.
 
     `WorkerT_co` is the class of its calls, such as `Worker` of `gpu_runtime/worker/protocol.py`.
     """
@@ -47,10 +47,10 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         return here
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
-        """Let the cluster start nothing more on its instance, which will be taken; return why not, else "".
+        """Stop the cluster from starting more on its instance, which will be taken; return why not, or "".
 
-        It does nothing if the cluster has one instance, or does not state how instances are rented.
-        The instance may be gone at `deadline`, in unix seconds; None if that is not known.
+        It does nothing if the cluster has one instance or does not state instances' markets.
+        The instance may be gone at `deadline`, in unix seconds; None if unknown.
         """
         return ""
 
@@ -58,11 +58,11 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
 class Cluster(ABC):
     """The processes of a run; `open_cluster` provides the one that the settings name.
 
-    What is not abstract holds for a cluster of one instance.
+    The default methods suit a cluster of one instance.
     """
 
     tells_markets_apart: bool = False
-    """True if instances state how they are rented; spot ones may then come and go."""
+    """True if instances state their market; spot ones may then come and go."""
 
     @property
     def host(self) -> str:
@@ -70,19 +70,19 @@ class Cluster(ABC):
         return "127.0.0.1"
 
     def devices(self) -> dict[Market, int]:
-        """Return the number of devices that its instances have now, without those that the scorers take.
+        """Return the number of devices that its instances have now, without those for scorers.
 
-        All are reserved if instances do not state how they are rented.
+        All are reserved if instances do not state their market.
         """
         return {"reserved": 1, "spot": 0}
 
     def request_spot_devices(self, devices: int) -> None:
-        """Ask the cluster's autoscaler to have instances for this many spot devices, whatever runs on them.
+        """Ask the cluster's autoscaler for instances with this many spot devices, whatever runs on them.
 
         Raises:
             CapacityError: the cluster has no autoscaler, or it cannot be reached.
         """
-        raise CapacityError("this cluster has no autoscaler; let runtime.cluster name one that has")
+        raise CapacityError("this cluster has no autoscaler; name one with an autoscaler in runtime.cluster")
 
     @abstractmethod
     def start(
@@ -98,13 +98,13 @@ class Cluster(ABC):
         """Start a process for a worker; it loads in the background.
 
         Args:
-            build: class or function of a module, which is called there with `args`. If that raises, all calls
-                end with `WorkerLostError`.
+            build: class or function of a module, called there with `args`. If it raises, all calls end with
+                `WorkerLostError`.
             gpu: True if it is a device, which needs a share of a GPU if the cluster has any.
             market: market of the instance to place it on, if instances state theirs; its start is pending
                 until one has room.
             gpu_share: share of a GPU that it needs otherwise.
-            reads: folders of this host that it reads; a host without one gets a copy first.
+            reads: folders of this host that it reads; a host that lacks one gets a copy first.
         """
 
     def share(self, value: T) -> T:
@@ -121,4 +121,4 @@ class Cluster(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End all processes that it has started; leave a cluster that it has joined running."""
+        """End all processes that it started; leave a joined cluster running."""

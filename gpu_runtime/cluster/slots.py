@@ -1,4 +1,4 @@
-"""The slots for workers on a cluster's devices, and the pause before an unfillable one is tried again."""
+"""The slots for workers on a cluster's devices, and the pause before retrying an unfillable one."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class FailedStart:
 
     @property
     def in_words(self) -> str:
-        """Message to users: the failure and when the slot is tried again."""
+        """Message to users: the failure and when the slot is retried."""
         slot = self.worker.split(".")[0]
         often = f", {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
-        return f"{slot} did not start{often}: {self.reason}; it is tried again {in_phases(self.pause)}"
+        return f"{slot} did not start{often}: {self.reason}; it will be retried {in_phases(self.pause)}"
 
 
 def in_phases(phases: int) -> str:
-    """Return when a slot is tried again, in words."""
+    """Return when a slot is retried, as text."""
     return "with the next phase" if phases == 1 else f"in {phases} phases"
 
 
@@ -54,16 +54,16 @@ def pause(failures: int) -> int:
 def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
     """Refuse standbys where the workers have GPUs.
 
-    Ray assigns a share of a GPU to a process when it starts it, and does not move it later: a standby would
-    hold one that it does not use, or take one that Ray gives to another process.
+    Ray assigns a share of a GPU to a process at its start and never moves it: a standby would hold a share
+    without using it, or take one that Ray gives to another process.
 
     Raises:
         ConfigurationError: standbys are requested.
     """
     if runtime.standby_workers:
         raise ConfigurationError(
-            f"runtime.standby_workers = {runtime.standby_workers}, but the workers have GPUs, and a process "
-            "that waits cannot be given a lost worker's GPU; set it to 0, or model.device=cpu"
+            f"runtime.standby_workers = {runtime.standby_workers}, but the workers have GPUs, and a waiting "
+            "process cannot take over a lost worker's GPU; set it to 0, or model.device=cpu"
         )
 
 
@@ -98,8 +98,8 @@ def refuse_shared_gpus(config: RunConfig, workers: int, gpus: float) -> None:
         fewer.append("runtime.reserved_workers")
     advice = f"lower {' or '.join(fewer)}, or set {without}" if fewer else f"set {without}"
     raise ConfigurationError(
-        f"{use}, and {workers} workers would share {counted}{beside}; each device that works with others "
-        f"needs a GPU of its own: {advice}"
+        f"{use}, but {workers} workers would share {counted}{beside}; each device that works with others "
+        f"needs its own GPU: {advice}"
     )
 
 
@@ -109,8 +109,8 @@ def worker_counts(runtime: RuntimeConfig, seen: Mapping[Market, int], apart: boo
     Args:
         runtime: runtime settings; a number stands for itself.
         seen: devices of the cluster, which `auto` takes.
-        apart: True if the cluster's instances state how they are rented. If not, every device may be either,
-            and `auto` takes those that a number leaves.
+        apart: True if the cluster's instances state their market. Otherwise a device may be either, and
+            `auto` takes those that a number leaves.
     """
     reserved, spot, trainers = runtime.reserved_workers, runtime.spot_workers, runtime.trainer_workers
     if reserved == AUTO:
@@ -124,8 +124,8 @@ def worker_counts(runtime: RuntimeConfig, seen: Mapping[Market, int], apart: boo
 def free_slots(counts: Mapping[Market, int], taken: Collection[str]) -> list[tuple[Market, int]]:
     """Return the slots to fill: market and number within it, the trainer's first.
 
-    Each market gets as many as it lacks workers, with the lowest free numbers: when instances come and go,
-    those that stay keep their slots.
+    Each market gets as many as it lacks workers, with the lowest free numbers, so staying workers keep
+    their slots as instances come and go.
 
     Args:
         taken: slots that need no worker.

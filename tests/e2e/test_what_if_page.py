@@ -162,7 +162,7 @@ def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_pro
     prices.set_value(("ours.csv", PRICES.encode(), "text/csv"))
     page.text_input(key="serving").set_value("0.4,0.2,3")
     simulated(page)
-    assert sentences(page).startswith("price file prices.csv: prices of zone ''"), (
+    assert sentences(page).startswith("price file prices.csv: it has no prices of zone ''"), (
         "and no path of this machine"
     )
     page.text_input(key="zone").set_value("b")

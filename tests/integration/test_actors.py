@@ -108,7 +108,7 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
         shared.setattr(ray, "init", lambda **options: None)
         ended: list[RayCluster] = []
         shared.setattr(RayCluster, "shutdown", lambda cluster: ended.append(cluster))
-        refuse("takes 3 GPUs, and the cluster has 3", scorer_workers=6)
+        refuse("takes 3 GPUs, but the cluster has 3", scorer_workers=6)
         refuse("standby_workers = 1, but the workers have GPUs", standby_workers=1)
         refuse("and 3 workers would share 2 GPUs", reserved_workers=2, trainer_workers=2)
     assert len(ended) == 3, "each ends what it has started"

@@ -1,10 +1,10 @@
-"""Ray actors; nothing else imports ray. Its environment is set here, before it is imported."""
+"""Ray actors; nothing else imports Ray. Its environment is set here, before the import."""
 
 import os
 import secrets
 from pathlib import Path
 
-# Without it Ray hides the GPUs of actors that ask for none, with a warning each.
+# Without it, Ray hides GPUs from actors that request none, each with a warning.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 RAY_TOKEN = Path.home() / ".ray" / "auth_token"

@@ -47,8 +47,8 @@ _SETTINGS = {
 class LocalInstances:
     """A Ray cluster on this machine alone, listening on 127.0.0.1. A run joins it by `runtime.cluster`.
 
-    All instances state how they are rented (`ray.io/market-type`), so that the run's trainer, scorers and
-    other reserved workers are placed on the reserved one, and each spot instance has one spot worker.
+    All instances state their market (`ray.io/market-type`), so the run's trainer, scorers and other
+    reserved workers run on the reserved one, and each spot instance has one spot worker.
 
     Args:
         reserved_cpus: number of processes on the reserved instance: reserved workers and scorers.
@@ -76,7 +76,7 @@ class LocalInstances:
 
     @property
     def names(self) -> list[str]:
-        """Names of the current spot instances, in the order in which they came."""
+        """Names of the current spot instances, in order of arrival."""
         return list(self._nodes)
 
     def add(self, name: str, gpus: int = 0) -> None:
@@ -89,7 +89,7 @@ class LocalInstances:
             RuntimeFailure: if an instance of that name exists, or it does not start.
         """
         if name in self._nodes:
-            raise RuntimeFailure(f"instance {name!r} is there already; remove it first")
+            raise RuntimeFailure(f"instance {name!r} already exists; remove it first")
         before = set(_raylets())
         reason: Exception | None = None
         for _ in range(_ATTEMPTS):
@@ -113,9 +113,9 @@ class LocalInstances:
         ) from reason
 
     def warn(self, name: str) -> None:
-        """Give the instance's workers notice as Kubernetes does: by SIGTERM.
+        """Give the instance's workers notice like Kubernetes, by SIGTERM.
 
-        They stop at the next denoising step if `runtime.notices` is `kubernetes`; else they end.
+        They stop at the next denoising step if `runtime.notices` is `kubernetes`; otherwise they end.
 
         Raises:
             RuntimeFailure: if no instance has that name.

@@ -1,6 +1,6 @@
-"""Copies of model folders for hosts of a cluster that do not have them, at the same paths.
+"""Copies of model folders for cluster hosts that lack them, at the same paths.
 
-The driver's host sends the files in parts, through Ray's object store. A host that has a folder uses it. This
+The driver's host sends the files in parts through Ray's object store. A host that has a folder uses it. This
 file does not import Ray.
 """
 
@@ -47,7 +47,7 @@ def outermost(folders: Sequence[str], among: Sequence[str]) -> list[str]:
 
 
 def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str, int], bytes]) -> None:
-    """Copy a folder to this host, unless it exists; one process of a host does so, and others wait for it.
+    """Copy a folder to this host unless it exists; one process per host copies, and others wait for it.
 
     `sizes` returns the bytes of its files, `part` the next bytes of a file from an offset. Raises
     ModelError if the disk lacks room, or cannot be written.
@@ -67,7 +67,7 @@ def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str
                 _fetch(folder, sizes(), part)
     except OSError as error:
         raise ModelError(
-            f"{folder} is not on {socket.gethostname()}, and cannot be made there: {error}; copy the model "
+            f"{folder} is not on {socket.gethostname()} and cannot be created there: {error}; copy the model "
             "there, or make its parent folder writable"
         ) from error
 
@@ -78,8 +78,8 @@ def _fetch(folder: Path, sizes: dict[str, int], part: Callable[[str, int], bytes
     total, free = sum(sizes.values()), shutil.disk_usage(folder.parent).free
     if total > free:
         raise ModelError(
-            f"{folder} is not on {socket.gethostname()}, which has {free / 1024**3:.1f} GiB free for the "
-            f"{total / 1024**3:.1f} GiB of it; free some, or leave the host out"
+            f"{folder} is not on {socket.gethostname()}, which has {free / 1024**3:.1f} GiB free, but needs "
+            f"{total / 1024**3:.1f} GiB for it; free some, or exclude the host"
         )
     for name, size in sizes.items():
         path = coming / name

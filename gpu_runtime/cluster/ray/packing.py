@@ -1,7 +1,7 @@
 """The packing of calls and results, and the actor that answers calls.
 
-A call is packed into bytes, as one small argument costs Ray far less than several. Large arrays are left to
-Ray, which moves them through its object store without a copy in a pickle.
+A call is packed into bytes, because one small argument costs Ray far less than several. Large arrays are left
+to Ray, which moves them through its object store without a copy in a pickle.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
 
 
 class Answering:
-    """An actor that builds a worker, and answers for it by the one method that Ray calls.
+    """An actor that builds a worker and answers for it through the one method that Ray calls.
 
-    The worker is built once the folders that it reads are on this host; the actor `source` sends them.
+    The worker is built once its folders are on this host; the actor `source` sends them.
     """
 
     def __init__(self, build: Callable[..., Any], folders: Sequence[str], source: Any, *args: Any) -> None:

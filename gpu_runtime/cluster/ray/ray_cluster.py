@@ -1,7 +1,7 @@
 """The Ray cluster: started or joined, its actors, and their calls as ordinary futures.
 
-Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a dead process is a
-`WorkerLostError`, and what an actor raises arrives as it was raised.
+Ray stays inside this folder: calls return `concurrent.futures.Future`, a dead process is a
+`WorkerLostError`, and an actor's exceptions arrive unchanged.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
 
     Args:
         alone: True if the cluster has only one instance.
-        drains: True if its instance can be drained: it has only spot workers, and the driver is on the
-            cluster, too.
+        drains: True if its instance can be drained: it has only spot workers, and the driver is also on the
+            cluster.
     """
 
     def __init__(self, name: str, handle: Any, alone: bool, drains: bool) -> None:
         super().__init__(name)
         self.handle = handle
         self._alone = alone
-        # Requested now: at a notice the worker may have no time left to answer.
+        # Requested now: after a notice the worker may have no time to answer.
         self._spot_instance = self.instance() if drains else None
 
     def call(
@@ -106,7 +106,7 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         if instance is None:
             return ""
         if not instance.done() or instance.exception() is not None:
-            return "the worker has not said where it is"
+            return "the worker has not reported its location"
         return drain_instance(instance.result(), reason, deadline)
 
     def _answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
@@ -130,9 +130,9 @@ class RayCluster(Cluster):
         self.tells_markets_apart = not self._local and any(
             MARKET_LABEL in node["Labels"] for node in ray.nodes()
         )
-        """True if its instances state how they are rented: workers are then placed accordingly, and spot
-        instances may come and go."""
-        # Where spot instances come and go, their present number does not predict later ones.
+        """True if its instances state their market: workers are then placed accordingly, and spot instances
+        may come and go."""
+        # If spot instances come and go, their current number does not predict later ones.
         counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
         may_grow = self.tells_markets_apart or config.runtime.capacity not in OF_THE_CLUSTER
         self._refuse_far_too_many(counts["reserved"] if may_grow else sum(counts.values()))
@@ -159,13 +159,13 @@ class RayCluster(Cluster):
             self.shutdown()
             raise ConfigurationError(
                 f"runtime.scorer_gpu={config.runtime.scorer_gpu:g} for {config.runtime.scorer_workers} "
-                f"scorers takes {scorers:g} GPUs, and the cluster has {gpus:g} for them and the workers; "
+                f"scorers takes {scorers:g} GPUs, but the cluster has {gpus:g} for them and the workers; "
                 "lower it, or set it to 0 to judge on the CPU"
             )
 
     @property
     def _forks(self) -> bool:
-        """True if its workers can be forked from a process of this machine that has done their imports."""
+        """True if its workers can be forked from a local process that has done their imports."""
         return self._local and sys.platform == "linux"
 
     def _connect(self) -> None:
@@ -205,7 +205,7 @@ class RayCluster(Cluster):
                 )
         except Exception as error:  # Ray raises the bare class if its processes do not start
             reason = str(error).partition("\n")[0].rstrip(". ")
-            advice = "free processor time and memory, then try again"
+            advice = "free CPU time and memory, then try again"
             if "timed out" not in reason:
                 advice = f"see {ray_folder()}/session_latest/logs, or set runtime.cluster=local"
             raise RuntimeFailure(f"Ray did not start on this machine: {reason}; {advice}") from error
@@ -254,7 +254,7 @@ class RayCluster(Cluster):
         return RayActor(name, handle, self._local, on_spot and self._config.runtime.driver_is_on_cluster)
 
     def _given_out(self, reads: Sequence[str]) -> list[str]:
-        """Return folders that are on the driver's host, and perhaps on no other.
+        """Return folders that are on the driver's host and possibly on no other.
 
         A driver that is on no host of the cluster cannot send files.
         """
@@ -313,7 +313,7 @@ class RayCluster(Cluster):
         try:
             request_resources(bundles=[bundle] * devices, bundle_label_selectors=[label] * devices)
         except (RayError, RuntimeError) as error:
-            raise CapacityError(f"the autoscaler of the Ray cluster cannot be asked: {error}") from error
+            raise CapacityError(f"the Ray cluster's autoscaler cannot be reached: {error}") from error
 
     def share(self, value: T) -> T:
         """Put a value into Ray's object store; the stand-in is a reference."""
@@ -331,10 +331,10 @@ class RayCluster(Cluster):
 
 
 def worker_share(workers: int, gpus: float, scorers: float = 0.0) -> float:
-    """Return the share of a GPU that each worker takes, beside the scorers.
+    """Return the share of a GPU for each worker, beside the scorers.
 
-    Workers get the remaining whole GPUs, with as many workers on each as necessary. The scorers' shares are
-    kept free, on separate GPUs if there are several.
+    Workers get the remaining whole GPUs, with as many workers on each as needed. The scorers' shares stay
+    free, on separate GPUs if there are several.
 
     Args:
         scorers: sum of the scorers' shares.

@@ -1,12 +1,11 @@
-"""The private parts of Ray that a run needs: where it listens, its signal handlers, its drain, its processes.
+"""Ray's private parts that a run needs: listening addresses, signal handlers, draining and processes.
 
-Each of Ray's servers listens on 127.0.0.1 if that is the address of its node, and on all addresses of the
-machine otherwise. Ray has no setting for it on Linux: it replaces a given loopback address by one that other
-machines can reach. It does not do so if `ENABLE_RAY_CLUSTER` rules out other machines, as by default on macOS
-and Windows.
+Each of Ray's servers listens on 127.0.0.1 if that is its node's address, otherwise on all of the machine's
+addresses. On Linux Ray has no setting for it: it replaces a given loopback address by one that other machines
+can reach, unless `ENABLE_RAY_CLUSTER` rules out other machines, as by default on macOS and Windows.
 
-A drained instance is one that will be taken: Ray starts nothing more there. A drain cannot be undone, and a
-draining instance ends itself once no worker is left on it.
+A drained instance will be taken: Ray starts nothing more there. A drain cannot be undone, and a draining
+instance ends itself once it has no worker.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def without_api_server() -> Iterator[None]:
 def found_address(address: str) -> str:
     """Return the address that Ray joins for a given one: `auto` is the running cluster of this machine.
 
-    As in Ray, it is looked for in the variable RAY_ADDRESS, then among the processes of this machine.
+    Like Ray, it checks the variable RAY_ADDRESS, then this machine's processes.
 
     Raises:
         ConnectionError: the address is `auto`, and no cluster runs here.
@@ -143,8 +142,8 @@ def drain_instance(instance: str, reason: str, deadline: float | None) -> str:
 
     Args:
         instance: identifier of the node.
-        reason: reason in words, which Ray shows.
-        deadline: time at which it may be gone, in unix seconds; None if that is not known.
+        reason: reason as text, which Ray shows.
+        deadline: time at which it may be gone, in unix seconds; None if unknown.
     """
     preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline_ms = 0 if deadline is None else int(deadline * 1000)
@@ -157,7 +156,7 @@ def drain_instance(instance: str, reason: str, deadline: float | None) -> str:
 
 
 def ray_processes() -> dict[str, int]:
-    """Return name -> pid of Ray's processes that this one has started.
+    """Return name -> pid of Ray's processes that this process started.
 
     When one of them dies, Ray's core ends the driver without a message.
     """

@@ -17,8 +17,7 @@ class Replayed:
     """The actions of a replay so far.
 
     Attributes:
-        happened: instances that came and were removed, with the times at which that was done, in seconds from
-            its beginning.
+        happened: instances that came and were removed, with the times in seconds from its beginning.
         failure: exception that ended it early; None if there was none.
     """
 

@@ -1,1 +1,1 @@
-"""Preemption notices: one file a provider, and how one is watched for."""
+"""Preemption notices: one file per provider, and the watch for them."""

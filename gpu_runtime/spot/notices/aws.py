@@ -1,7 +1,7 @@
 """Amazon EC2: a notice two minutes before a spot instance is taken.
 
-Rebalance recommendations, which may come earlier, are not read: they are advice, and a device that stopped
-for one would be paid for idling.
+Rebalance recommendations, which may come earlier, are ignored: they are only advice, and a device that
+stopped for one would be paid while idle.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _HEADERS = {"Metadata": "true"}
 class AzureNotices(MetadataWatcher):
     """Watches the scheduled events for a Preempt of this machine.
 
-    The service tells every machine of a scale set about all of its machines, so events of other machines
+    The service reports events of the whole scale set to each of its machines, so those of other machines
     are ignored. Its first answer after a start may take minutes; until then polls time out.
     """
 
@@ -46,7 +46,7 @@ class AzureNotices(MetadataWatcher):
         if self._vm_name is None:
             answer = self.ask(NAME_PATH, _HEADERS)
             if answer.status != 200 or not answer.text:
-                raise unexpected(answer, "Azure did not tell this machine's name")
+                raise unexpected(answer, "Azure did not give this machine's name")
             self._vm_name = answer.text
         return self._vm_name
 

@@ -12,8 +12,8 @@ _GRACE_S = 30.0  # from the flag to the loss: the most that Google gives, which 
 class GcpNotices(MetadataWatcher):
     """Watches the `preempted` flag of this instance.
 
-    The service can hold a request until the flag changes (`wait_for_change`). That is not used, since a
-    request that hangs forever could not be distinguished from a dead service.
+    The service can hold a request until the flag changes (`wait_for_change`). This is not used, because a
+    request that hangs forever looks like a dead service.
     """
 
     provider = "gcp"

@@ -1,4 +1,4 @@
-"""Kubernetes: SIGTERM is the notice, SIGKILL follows after the pod's grace period."""
+"""Kubernetes: SIGTERM is the notice; SIGKILL follows after the pod's grace period."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from storage.errors import ConfigurationError
 class KubernetesNotices:
     """Turns SIGTERM into a notice, from its creation until it is closed.
 
-    The previous SIGTERM handler is restored by `close`, and is not called until then: it would end the
-    process that is to use its grace period. A second SIGTERM changes nothing.
+    `close` restores the previous SIGTERM handler, which is not called until then: it would end the process
+    instead of letting it use its grace period. A second SIGTERM changes nothing.
 
     Args:
         grace_s: the pod's `terminationGracePeriodSeconds`.
 
     Raises:
-        ConfigurationError: it was not created in the main thread, which alone may handle signals, or the
-            grace period is negative or not finite.
+        ConfigurationError: it was not created in the main thread, the only one that may handle signals, or
+            the grace period is negative or not finite.
     """
 
     provider = "kubernetes"
@@ -33,7 +33,7 @@ class KubernetesNotices:
             raise ConfigurationError(f"the grace period is {grace_s} s; give the pod's, 0 or more")
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
-                "SIGTERM can be watched from the main thread only; make the watcher there, then hand it on"
+                "SIGTERM can be watched only from the main thread; create the watcher there, then pass it on"
             )
         self._grace_s = grace_s
         self._received_at: float | None = None
@@ -57,7 +57,7 @@ class KubernetesNotices:
         if self._closed:
             return
         if threading.current_thread() is not threading.main_thread():
-            raise ConfigurationError("the watcher of SIGTERM can be closed from the main thread only")
+            raise ConfigurationError("the SIGTERM watcher can be closed only from the main thread")
         self._closed = True
         if signal.getsignal(signal.SIGTERM) is self._handler:
             # None: the previous handler was not set from Python, and cannot be restored from here.

@@ -13,7 +13,7 @@ class Notice:
     Attributes:
         deadline: earliest time of the loss in unix seconds, never before `received_at`; None if the provider
             gives no readable time. Not part of equality, since a deadline in the past moves with the clock.
-        received_at: time at which it was read, in unix seconds; not part of equality either.
+        received_at: time at which it was read, in unix seconds; also not part of equality.
         detail: the provider's message, the same at every poll while the notice stands.
     """
 

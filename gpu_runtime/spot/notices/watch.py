@@ -1,6 +1,6 @@
-"""The watch of this machine's notices, and the base of watchers that ask a provider's metadata service.
+"""The watch for this machine's notices, and the base of watchers that poll a provider's metadata service.
 
-A failed poll withdraws nothing, and no error ends the thread that polls: without it, no notice would be seen.
+A failed poll withdraws nothing, and no error ends the polling thread, without which no notice would be seen.
 Requests have small bodies, short timeouts and one kind of error.
 """
 
@@ -36,10 +36,10 @@ class NoticePlugin:
 
     Attributes:
         watcher: creates its watcher, from `base_url` if that is set.
-        poll_interval_s: seconds between polls. They shorten the grace period, so they are few if it is short.
-        max_backoff_s: longest wait after failed polls: about a quarter of the grace period, so that a
-            service that recovers still warns in time.
-        asks_url: True if its watcher asks a metadata service at an address.
+        poll_interval_s: seconds between polls, which shorten the grace period; few if it is short.
+        max_backoff_s: longest wait after failed polls: about a quarter of the grace period, so a
+            recovered service still warns in time.
+        asks_url: True if its watcher polls a metadata service at an address.
 
     Raises:
         ConfigurationError: the interval is not a number above 0, or the back-off is below the interval.
@@ -61,10 +61,10 @@ class NoticePlugin:
 
 
 class NoticeWatch:
-    """Watches from its creation on, and knows at any moment if this machine will be taken.
+    """Watches from its creation on, and always knows whether this machine will be taken.
 
-    A background thread polls the provider. Failed polls are logged (the first in a row as a warning), and
-    retried after twice the wait each time.
+    A background thread polls the provider. Failed polls are logged (the first in a row as a warning) and
+    retried, each time after twice the wait.
 
     Args:
         plugin: provider's notices; those of `kubernetes` must be watched from the main thread.
@@ -88,7 +88,7 @@ class NoticeWatch:
         self._thread.start()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Stop watching, and wait at most so many seconds for a request under way."""
+        """Stop watching, and wait at most this many seconds for a request under way."""
         self._stopping.set()
         self._thread.join(timeout_s)
         self._watcher.close()
@@ -146,7 +146,7 @@ class MetadataWatcher:
 
     def __init__(self, base_url: str | None = None) -> None:
         self._base_url = checked_url(self.url if base_url is None else base_url)
-        # Ignores proxies of the environment: link-local addresses mean this machine, not the proxy.
+        # Ignore the environment's proxies: link-local addresses mean this machine, not the proxy's.
         self._client = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
 
     def close(self) -> None:
@@ -185,12 +185,12 @@ class MetadataWatcher:
         return Answer(response.status_code, body.decode("utf-8", errors="replace").strip())
 
     def notice(self, deadline: float | None, now: float, detail: str) -> Notice:
-        """Return a notice of this provider, in unix seconds; a deadline that has passed becomes `now`.
+        """Return a notice of this provider.
 
         Args:
             deadline: seconds since the epoch at which the device ends; one that has passed becomes `now`.
             now: seconds since the epoch.
-            detail: what the provider said, in words.
+            detail: the provider's message.
         """
         return Notice(self.provider, None if deadline is None else max(deadline, now), now, detail)
 
@@ -210,7 +210,7 @@ def checked_url(base_url: str) -> str:
     port_is_one = url.port is None or 0 < url.port < 65_536
     if url.scheme not in ("http", "https") or not url.host or not port_is_one or url.query or url.fragment:
         raise ConfigurationError(
-            f"base URL {base_url!r} is not of the form http://HOST:PORT; leave it out for the provider's own"
+            f"base URL {base_url!r} is not of the form http://HOST:PORT; omit it for the provider's own"
         )
     return str(url).rstrip("/")
 

@@ -1,9 +1,9 @@
-"""The prices of devices: the built-in ones, those in a file, and what a price book refuses.
+"""Device prices: the built-in ones, those in a file, and a price book's checks.
 
-A book refuses invalid prices, and never treats "none" as free. The built-in prices are from public lists and
-spot-price histories as of November 2026. Spot prices change hourly, so take these for the order of magnitude,
-not for a bill. Where only the range over a provider's zones is known, its ends are listed under `lowest` and
-`highest`; GCP's ends belong to the two zones whose discounts they match.
+A book refuses invalid prices and never treats "none" as free. The built-in prices come from public lists and
+spot-price histories as of November 2026. Spot prices change hourly, so these show the order of magnitude, not
+a bill. If only the range over a provider's zones is known, its ends are listed under `lowest` and `highest`;
+GCP's ends belong to the two zones whose discounts they match.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PriceBook:
         if zones := sorted(p.zone for p in there if (p.device, p.market) == (device, market)):
             return f"{device} {market} has a price in {', '.join(zones)}"
         offers = sorted({f"{price.device} {price.market}" for price in there})
-        return f"there are prices of {', '.join(offers)}" if offers else "the price book is empty"
+        return f"it has prices of {', '.join(offers)}" if offers else "the price book is empty"
 
     def _check_discount(self, spot: Price) -> None:
         on_demand = self._prices.get((spot.device, "on_demand", spot.zone))
@@ -121,7 +121,7 @@ class PriceBook:
 
 
 def known_prices() -> PriceBook:
-    """Return the built-in price book; a price file of the user takes precedence."""
+    """Return the built-in price book; a user's price file takes precedence."""
     return PriceBook(Price(device, market, zone, usd) for device, market, zone, usd in _ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Prices of a device over time, each valid until the next one, and their files."""
+"""A device's prices over time, each valid until the next, and their files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _COLUMNS = (*_REQUIRED, "zone")
 
 @dataclass(frozen=True)
 class PriceHistory:
-    """Prices of a device in one market, each valid from its moment until that of the next one.
+    """A device's prices in one market, each valid from its moment until the next.
 
     Attributes:
-        from_s: the moments in seconds, rising, at least one. The first price is also valid before them.
-        usd_per_hour: dollars per hour, one for each moment.
-        length_s: end of the known prices; the last price is also valid after it.
+        from_s: at least one moment in seconds, ascending. The first price is also valid earlier.
+        usd_per_hour: dollars per hour at each moment.
+        length_s: end of the known prices; the last price is also valid later.
     """
 
     from_s: tuple[float, ...]
@@ -75,7 +75,7 @@ def read_price_history(path: str | Path, zone: str = "") -> dict[PriceMarket, Pr
         raise ConfigurationError(f"{name}: no prices in it; write at least one row below the header")
     if zone not in zones and (zone or len(zones) > 1):
         raise ConfigurationError(
-            f"{name}: prices of zone {quoted(zone)} are asked for; name one that it has: "
+            f"{name}: it has no prices of zone {quoted(zone)}; name one of its zones: "
             f"{', '.join(map(quoted, zones))}"
         )
     wanted = [row for row in rows if row.zone == (zone or zones[0])]
@@ -124,7 +124,7 @@ def _rows(text: str, name: str) -> Iterator[_Row]:
             where = f"{name}:{reader.line_num}"
             at_s, is_number = _time(cells, where)
             if in_seconds not in (None, is_number):
-                raise ConfigurationError(f"{where}: seconds and ISO times in one file; write one of both")
+                raise ConfigurationError(f"{where}: seconds and ISO times in one file; use only one form")
             in_seconds = is_number
             yield _Row(
                 reader.line_num, at_s, _market(cells, where), _usd(cells, where), cells.get("zone") or ""
@@ -137,7 +137,7 @@ def _time(cells: Mapping[str, str | None], where: str) -> tuple[float, bool]:
     """Return the time in seconds, and True if it was given in seconds."""
     if "more columns" in cells or None in cells.values():
         raise ConfigurationError(
-            f"{where}: another number of columns than the header; write one value a column"
+            f"{where}: number of columns differs from the header; write one value per column"
         )
     time = str(cells["time"]).strip()
     seconds = _number(time)

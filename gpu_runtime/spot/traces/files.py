@@ -1,7 +1,7 @@
 """Trace files of spot instances: rows of events, SkyPilot's JSON, and the formats of Parcae's repository.
 
 Parcae's formats are those of `aws/traces` in its published code (NSDI '24): a table of counts, lists of
-intervals, and lines of events with the names of their nodes.
+intervals, and lines of events with node names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.text import read_text_file
 
 _LONGEST_GAP_S = 1e9
 MOST_AT_ONCE = 10_000
-"""Most instances at once; a run has at most 1,024 spot workers, so a larger trace has a wrong unit."""
+"""Most instances at once; a run has at most 1,024 spot workers, so a larger trace has the wrong unit."""
 
 _WITHOUT_CHANGE = ("no-op", "migration")
 """Parcae's names for intervals in which no instance comes or goes."""
@@ -50,7 +50,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 class _Events:
-    """The events read so far, each checked when it is added."""
+    """The events read so far, each checked when added."""
 
     def __init__(self) -> None:
         self._roster = Roster()
@@ -75,7 +75,7 @@ class _Events:
         self.events.append(event)
 
     def set_count(self, at_s: float, count: int, where: str) -> None:
-        """Set the number of instances from a moment on: the oldest leave, or new ones come."""
+        """Set the number of instances from a moment on: the oldest leave, or new ones arrive."""
         _refuse_too_many(count, where)
         for name in list(self._roster.alive)[: self.count - count] if count < self.count else ():
             self.add(TraceEvent(at_s, "remove", name), where)
@@ -143,9 +143,9 @@ def _from_intervals(intervals: list[Any], path: Path) -> Trace:
         for count in counts:
             _refuse_too_many(count, where)
         if before != found.count and place:
-            raise TraceError(f"{where}: {before} instances before it, but the one before left {found.count}")
+            raise TraceError(f"{where}: {before} instances before it, but the last one left {found.count}")
         if went > before + came:
-            raise TraceError(f"{where}: {went} instances go of {before + came}; correct the figures")
+            raise TraceError(f"{where}: {went} of {before + came} instances go; correct the figures")
         found.set_count(at_s, before, where)
         found.set_count(at_s, max(before - went, 0), where)
         found.set_count(at_s, before + came - went, where)
@@ -175,7 +175,7 @@ def _from_lines(text: str, path: Path) -> Trace:
             found.add(TraceEvent(at_s, row[1], node), where)
         end_s = at_s + _duration_s(row[2], where)
     if not found.events:
-        raise TraceError(f"{path}: no instance comes in it; write at least one event")
+        raise TraceError(f"{path}: no instance arrives in it; write at least one event")
     return Trace(tuple(found.events), end_s)
 
 

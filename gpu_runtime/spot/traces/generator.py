@@ -1,4 +1,4 @@
-"""Traces from a seeded generator, with zones that lose several instances at once. Pure."""
+"""Traces from a seeded generator, with zones that lose several instances at once; pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class TraceShape:
     """The parameters of generated traces.
 
     Attributes:
-        capacity: number of instances wanted: the trace begins with all of them and never has more.
+        capacity: number of instances wanted; the trace begins with all of them and never has more.
         multi_loss_share: share of the losses that take two or more instances of a zone at once, 0 to 1.
-            It is reached only if zones hold a few instances; a nearly empty zone cannot lose several.
+            It is reached only if zones hold several instances; a nearly empty zone cannot lose several.
         largest_burst: most instances lost at once, 2 or more.
         zones: number of zones over which the instances are spread; zones lose theirs independently.
         mean_reacquire_s: mean seconds until a lost instance is replaced.
-        min_reacquire_s: minimum of that time, such as a machine's start; the rest is exponential.
+        min_reacquire_s: minimum of that time, such as a machine's start-up; the rest is exponential.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -58,8 +58,8 @@ def generate_trace(shape: TraceShape, seed: int) -> Trace:
     """Return a trace of that shape; the same seed gives the same trace.
 
     Losses are events in the zones. An event takes one instance or, as often as `multi_loss_share` requires,
-    a burst of two or more, with all sizes up to `largest_burst` equally likely. The more instances events
-    take, the rarer they are, so that the mean lifetime is `mean_lifetime_s` for any share.
+    a burst of two or more, with all sizes up to `largest_burst` equally likely. Events that take more
+    instances are rarer, so the mean lifetime is `mean_lifetime_s` for any share.
 
     Returns:
         Times in whole milliseconds; instances named `zone-Z-N`, never twice.
@@ -72,7 +72,7 @@ class _Generator:
         self._shape = shape
         self._random = random.Random(seed)
         self._alive: list[list[str]] = [[] for _ in range(shape.zones)]
-        self._returns: list[tuple[float, int]] = []  # a heap: when an instance comes, and to which zone
+        self._returns: list[tuple[float, int]] = []  # a heap: when an instance arrives, and in which zone
         self._events: list[TraceEvent] = []
         self._came = 0
         self._last_loss_s = -1.0
@@ -107,7 +107,7 @@ class _Generator:
         return share / (share + mean_size * (1 - share))
 
     def _event_rate(self, zone: int) -> float:
-        """Return the events per second of a zone: its losses per second over the mean losses of an event."""
+        """Return a zone's events per second: its losses per second over the mean losses per event."""
         alive, share = len(self._alive[zone]), self._shape.multi_loss_share
         sizes = self._burst_sizes(zone)
         if not sizes:  # alone in its zone, an instance has the rate of single losses elsewhere

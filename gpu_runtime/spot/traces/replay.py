@@ -1,4 +1,4 @@
-"""Replay of a trace in accelerated time: the instances to add, warn and remove by now. Pure."""
+"""Replay of a trace in accelerated time: the instances to add, warn and remove by now; pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def thinned(trace: Trace, most: int) -> Trace:
     """Return a part of a trace that fits a small cluster: every n-th instance, in order of arrival.
 
     n is the smallest number that leaves at most `most` instances at once. Instances keep their times, so
-    those that were lost together still are, but in smaller groups.
+    joint losses stay joint, but in smaller groups.
 
     Args:
         trace: the whole trace; an instance that returns counts again.
@@ -32,10 +32,10 @@ def thinned(trace: Trace, most: int) -> Trace:
 
 
 class Replay:
-    """The next steps of a trace as time passes. Pure: time is an argument.
+    """The next steps of a trace as time passes; pure, since time is an argument.
 
-    An instance whose end is due before it was started is never started: it is `skipped`. So a machine that is
-    too slow for the trace falls behind in instances, not in time.
+    An instance whose end is due before its start is never started but `skipped`. So a machine that is too
+    slow for the trace falls behind in instances, not in time.
 
     Args:
         trace: the trace to replay, already scaled.
@@ -59,7 +59,7 @@ class Replay:
         return self._steps[self._next].at_s if self._next < len(self._steps) else None
 
     def due(self, now_s: float) -> list[TraceEvent]:
-        """Return the steps due by now that were not returned before, in order."""
+        """Return the steps due by now and not yet returned, in order."""
         first = self._next
         while self._next < len(self._steps) and self._steps[self._next].at_s <= now_s:
             self._next += 1
@@ -107,6 +107,6 @@ def _steps(trace: Trace, notice_s: float) -> list[TraceEvent]:
             warned_s = max(came[event.instance], event.at_s - notice_s)
             steps.append(TraceEvent(warned_s, "notice", event.instance))
         steps.append(event)
-    # The sort is stable, so events of one moment keep the trace's order, and a notice never comes before its
-    # instance is added, since that step is earlier in the list.
+    # The sort is stable, so simultaneous events keep the trace's order, and a notice never precedes the
+    # addition of its instance, which is earlier in the list.
     return sorted(steps, key=lambda step: step.at_s)

@@ -1,4 +1,4 @@
-"""Traces of spot instances: their arrivals and removals, and figures of them. Pure: `files.py` reads them."""
+"""Traces of spot instances: arrivals, removals and figures; pure, since `files.py` reads them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EventKind = Literal["add", "notice", "remove"]
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """The arrival or the removal of an instance; in a replay also the notice of its removal.
+    """An instance's arrival or removal; in a replay also the notice of its removal.
 
     Attributes:
         at_s: seconds from the beginning of the trace, or of its replay.
-        instance: name of the instance; a name may return once it was removed.
+        instance: name of the instance; a name may return after its removal.
     """
 
     at_s: float
@@ -43,13 +43,13 @@ class Roster:
         if event.at_s < self._at_s:
             return f"time goes back from {self._at_s} s to {event.at_s} s; sort the events by time"
         if not event.instance:
-            return "an instance without a name; name it"
+            return "an instance has no name; name it"
         if event.kind == "add":
             if event.instance in self.alive:
-                return f"instance {event.instance!r} is added but already there; remove it first"
+                return f"instance {event.instance!r} is added but already exists; remove it first"
             self.alive[event.instance] = event.at_s
         elif self.alive.pop(event.instance, None) is None:
-            return f"instance {event.instance!r} is removed but not there; add it first"
+            return f"instance {event.instance!r} is removed but does not exist; add it first"
         self._at_s = event.at_s
         return None
 
@@ -63,8 +63,8 @@ class Trace:
         length_s: length in seconds; the remaining instances stay to its end.
 
     Raises:
-        TraceError: times go back, an instance is removed that does not exist or added twice, or the length is
-            below the last event's time.
+        TraceError: times go back, a missing instance is removed, one is added twice, or the length is below
+            the last event's time.
     """
 
     events: tuple[TraceEvent, ...]
@@ -82,7 +82,7 @@ class Trace:
 
     @staticmethod
     def of(events: Iterable[TraceEvent], length_s: float | None = None) -> Trace:
-        """Return a trace of these events, which ends with the last one unless `length_s` is given."""
+        """Return a trace of these events that ends with the last one unless `length_s` is given."""
         events = tuple(events)
         if length_s is None:
             length_s = events[-1].at_s if events else 0.0
@@ -112,7 +112,7 @@ class Trace:
         return Trace(events, self.length_s / speed)
 
     def clipped(self, first_s: float, last_s: float) -> Trace:
-        """Return the part from `first_s` to `last_s`, with its beginning at 0.
+        """Return the part from `first_s` to `last_s`, shifted to begin at 0.
 
         Instances that exist at `first_s` are added at 0, in order of arrival.
 

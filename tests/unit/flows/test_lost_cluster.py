@@ -106,7 +106,7 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
     ahead_s = -3600.0
     _note_troubles(session, Collected())
     assert [kind for kind, _ in events] == ["worker_lost", "failed_start", "standby_lost", "clock_jump"]
-    start = "spot-0 did not start, 3 times in a row: no model folder /x; it is tried again in 2 phases"
+    start = "spot-0 did not start, 3 times in a row: no model folder /x; it will be retried in 2 phases"
     assert events[1][1] == start
     assert events[2][1] == "standby-0 died: no memory; a new one is being started"
     assert "moved by -3600 s" in events[3][1]

@@ -163,7 +163,7 @@ def test_devices_that_train_together_each_need_a_gpu_of_their_own(
             1,
             "share 0 GPUs left beside.*: lower runtime.scorer_gpu or runtime.reserved_workers, or",
         ),
-        ({"reserved_workers": "auto", "spot_workers": "auto"}, 4, 1, "a GPU of its own: set all degrees of"),
+        ({"reserved_workers": "auto", "spot_workers": "auto"}, 4, 1, "its own GPU: set all degrees of"),
     ],
 )
 def test_the_advice_for_workers_that_would_share_gpus(

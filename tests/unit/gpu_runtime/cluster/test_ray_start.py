@@ -87,7 +87,7 @@ def test_what_has_no_place_for_ray_s_sockets_is_refused_before_the_start(
     with pytest.raises(ConfigurationError, match="at most 107; set RAY_TMPDIR to a short folder"):
         check_inputs(RunConfig.model_validate({"runtime": {"cluster": "ray"}}))
     monkeypatch.setenv("RAY_TMPDIR", "/proc/1")
-    with pytest.raises(ConfigurationError, match="/proc/1 cannot be written to; set RAY_TMPDIR"):
+    with pytest.raises(ConfigurationError, match="/proc/1 is not writable; set RAY_TMPDIR"):
         refuse_unusable_folder()
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     refuse_unusable_folder()

@@ -146,7 +146,7 @@ def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch
     assert "spot-0.2" not in stage.cluster.workers, "a phase is not spent on starting workers"
     assert stage.fleet.lost == [ONE]
     [failed] = stage.fleet.failed_starts
-    assert failed.in_words == "spot-0 did not start: no memory; it is tried again with the next phase"
+    assert failed.in_words == "spot-0 did not start: no memory; it will be retried with the next phase"
     done = stage.fleet.collector.close()
     (part,) = [part for part in done.intervals if part.worker == "spot-0.1"]
     (paid,) = [paid for paid in done.paid_time if paid.worker == "spot-0.1"]
@@ -169,7 +169,7 @@ def test_what_cannot_start_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPa
     assert 6 <= tried <= 8, "1, 1, 2, 4, 8, 16 phases apart"
     assert [start.in_a_row for start in stage.fleet.failed_starts] == list(range(1, tried + 1))
     assert "4 times in a row" in stage.fleet.failed_starts[3].in_words
-    assert "it is tried again in 4 phases" in stage.fleet.failed_starts[3].in_words
+    assert "it will be retried in 4 phases" in stage.fleet.failed_starts[3].in_words
     assert [kind for worker, kind in stage.events() if worker.startswith("spot-0.")] == ["failed"] * tried
     assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
 

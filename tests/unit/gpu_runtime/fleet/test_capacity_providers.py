@@ -210,7 +210,7 @@ class TestCommand:
     def test_commands_are_looked_at_before_a_run(self):
         for acquire, part in (
             ("no-such-program --now", "there is no program no-such-program to run"),
-            ("echo 'open", "cannot read it"),
+            ("echo 'open", "cannot parse it"),
         ):
             with pytest.raises(ConfigurationError, match=part):
                 CommandOptions(acquire=acquire, release="true").check()

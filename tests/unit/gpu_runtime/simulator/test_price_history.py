@@ -66,7 +66,7 @@ def test_a_file_in_any_order_with_seconds_or_iso_times(tmp_path: Path):
     )  # fmt: skip
     assert read_price_history(iso, "b") == {"spot": RISES}
     with pytest.raises(
-        ConfigurationError, match=r"prices of zone '' are asked for; name one that it has: 'a', 'b'"
+        ConfigurationError, match=r"it has no prices of zone ''; name one of its zones: 'a', 'b'"
     ):
         read_price_history(iso)
 

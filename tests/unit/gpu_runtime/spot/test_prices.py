@@ -44,7 +44,7 @@ JSON = json.dumps(
         (ALL, ("H100", "spot", "d"), "no price of H100 spot in d; H100 spot has a price in a, b"),
         (ALL, ("H100", "spot", "c"), "H100 spot in c is unavailable; H100 spot has a price in a, b"),
         (ALL, ("B200", "spot", "a"),
-         "no price of B200 spot in a; there are prices of H100 on_demand, H100 spot"),
+         "no price of B200 spot in a; it has prices of H100 on_demand, H100 spot"),
         ([C_SPOT], ("H100", "spot", "c"), "H100 spot in c is unavailable; the price book is empty"),
     ],
 )  # fmt: skip

@@ -85,9 +85,9 @@ def test_a_part_begins_with_those_who_are_there(trace):
         ("-5,add,a\n", ":1: time -0.005 s"),
         ("5000,add,a\n4000,add,b\n", ":2: time goes back from 5.0 s to 4.0 s"),
         ("5000,2\n4000,2\n", ":2: time goes back from 5.0 s to 4.0 s"),
-        ("0,add,a\n0,remove,b\n", ":2: instance 'b' is removed but not there"),
-        ("0,add,a\n0,add,a\n", ":2: instance 'a' is added but already there"),
-        ("0,add,\n", ":1: an instance without a name"),
+        ("0,add,a\n0,remove,b\n", ":2: instance 'b' is removed but does not exist"),
+        ("0,add,a\n0,add,a\n", ":2: instance 'a' is added but already exists"),
+        ("0,add,\n", ":1: an instance has no name"),
         ("0,2\n1000,add,a\n", ":2: 3 columns"),
         ("0,two\n", ":1: 'two' instances; write a whole number"),
         ("0,-1\n", ":1: -1 instances"),
@@ -159,7 +159,7 @@ def test_parcaes_events_name_their_nodes(tmp_path):
 
 
 def test_traces_that_contradict_themselves(trace):
-    with pytest.raises(TraceError, match="event 1 of 1: instance 'a' is removed but not there"):
+    with pytest.raises(TraceError, match="event 1 of 1: instance 'a' is removed but does not exist"):
         Trace.of([TraceEvent(0.0, "remove", "a")])
     with pytest.raises(TraceError, match=r"give at least its last event, 40\.0 s"):
         Trace(trace.events, 39.0)

@@ -66,7 +66,7 @@ class FakeGenerator(RemoteActor[Worker]):
         if method == "begin_samples":
             version, lease, work, steps = args
             if version != WeightsVersion(0):
-                raise RuntimeFailure(f"worker holds weights v0, but {version} are asked for")
+                raise RuntimeFailure(f"worker holds weights v0, but {version} are requested")
             self.begun.append(list(work))
             self._samples.begin(lease, work)
             return self._samples.advance(lease, steps)

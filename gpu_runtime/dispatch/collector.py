@@ -1,4 +1,4 @@
-"""The collector to which the parts of a run write the data of its record, as it happens."""
+"""The collector of a run's record, to which its parts write data as it happens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from storage.record.records import Collected
 class Collector:
     """The data on a run's devices and judges since the previous record. Thread-safe.
 
-    A component with something under way (a state, paid time, a waiting standby) registers a function that
-    adds it when the record is closed. `close` calls these without holding its lock, as they take others.
+    A component with ongoing data (a state, paid time, a waiting standby) registers a function that adds it
+    when the record is closed. `close` calls these without holding its lock, because they take others.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Collector:
             yield self._since
 
     def note(self, *notes: str) -> None:
-        """Add notes for people, in words."""
+        """Add notes to the user, as text."""
         with self.writing() as since:
             since.notes += notes
 

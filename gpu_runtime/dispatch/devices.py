@@ -1,4 +1,4 @@
-"""A device of the fleet as seen by the driver, and the weights that it is given."""
+"""A device of the fleet as seen by the driver, and the weights published to it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Device:
         holds: version of the weights it holds; None before it has loaded any.
         coming: weights that it is loading, and the call that loads them.
         step_s: seconds that its last denoising step of a batch took; None before the first.
-        asked_at_s: time at which its process was asked for (monotonic seconds, as below).
+        asked_at_s: time at which its process was requested (monotonic seconds, as below).
         loaded_at_s: time at which it had loaded, or was found dead while loading.
-        degree: number of workers that it represents; if more than one, they share each sequence.
-        retiring: True if it gets no further chunks: its lease ends with those in flight.
-        standby: name of the standby that has taken its slot; empty if a process was started for it.
+        degree: number of workers that it represents; several share each sequence.
+        retiring: True if it gets no further chunks and its lease ends with those in flight.
+        standby: name of the standby that took its slot; empty if a process was started for it.
         kind: its hardware, `cpu` or the GPU's name; empty before it has loaded.
     """
 
@@ -50,12 +50,12 @@ class Device:
 
     @property
     def slot(self) -> str:
-        """Slot that it fills; its replacement fills the same."""
+        """Slot that it fills, and its replacement after it."""
         return self.name.split(".")[0]
 
     @property
     def stays(self) -> bool:
-        """True if it will get further work, as things stand."""
+        """True if it is still due to get work."""
         return self.notice is None and not self.retiring
 
     def take(self, weights: Weights, digest: str) -> None:

@@ -1,17 +1,17 @@
-"""The loop that hands leases to devices: free ones pull, commit every few denoising steps, deliver.
+"""The loop that hands leases to devices, which pull, commit every few denoising steps, and deliver.
 
 Rollouts, evaluations and drafts all go through it. Invariants:
 
-- A device has at most one lease, for weights that it holds; it pulls only while it is under no notice.
+- A device has at most one lease, for weights that it holds; it does not pull while under notice.
 - Work that a device loses or gives back continues elsewhere from its last commit, to the same bits. Results
-  that it still sends for such a lease are committed or delivered like any other, once.
-- A device that finds no work in the first phase works on the phase beside it, and stops there after a chunk
-  of denoising steps once requests of the first one wait.
-- Nothing is started for a phase that is over, and its late results are dropped.
-- A device with calls under way counts as hung `runtime.lease_s` after its last answer, with a valid lease or
-  without: one under notice has given its lease back while it still has a call.
-- The loop waits in one place: for the next call to end, for a wake-up, or for the time when something counts
-  as hung. One thread runs it at a time.
+  that it still sends for such a lease are committed or delivered once, like any other.
+- A device without work in the first phase works on the phase beside it, and stops there after a chunk of
+  denoising steps once requests of the first one wait.
+- Nothing starts for a phase that is over, and its late results are dropped.
+- A device with calls under way is hung `runtime.lease_s` after its last answer, with or without a valid
+  lease: one under notice has given its lease back while it still has a call.
+- The loop waits in one place: for the next call to end, for a wake-up, or for the next hang timeout. One
+  thread runs it at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from storage.config.runtime import RuntimeConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 
 _CALLS_AHEAD = 2
-"""Calls that a device has at once: while the commit of one is sent and booked, it works on the next."""
+"""Calls that a device has at once: while one's commit is sent and recorded, it works on the next."""
 
 
 class _Elsewhere(NamedTuple):
@@ -49,12 +49,12 @@ class _Elsewhere(NamedTuple):
 class Dispatcher:
     """The loop over the phases of a run, one after another, on one scheduler.
 
-    Leases are numbered throughout the run. `run` may be called in any thread, but not in two at a time.
+    Leases are numbered throughout the run. Any thread may call `run`, but not two at a time.
 
     Args:
-        ended: queue of calls, in the order in which they end; None in it wakes the loop.
+        ended: queue of calls, in the order of their end; None in it wakes the loop.
         call_steps: returns the denoising steps of a device's next call, given those of a chunk and those left
-            of its lease; None for one chunk a call.
+            of its lease; None for one chunk per call.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class Dispatcher:
         self._history = history or HistoryLog(None, "")
         self._scheduler = scheduler or PullScheduler[SampleRequest]()
         self.counters = self._scheduler.counters
-        """Counts of drops, losses and repeats, over all phases."""
+        """Counts of drops, losses and repeats over all phases."""
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
         self._flights: OrderedDict[str, Flight] = OrderedDict()  # by last answer, the longest ago first
         self._flight_of: dict[Future[SampleChunk], Flight] = {}
         self._coming: set[Future[Any]] = set()  # calls of devices that are joining the phase
-        self._devices: Sequence[Device] = ()  # as the fleet has listed them last
+        self._devices: Sequence[Device] = ()  # as last listed by the fleet
         self._idle: dict[str, Device] = {}  # those of them without work
         self._freed: list[Device] = []  # since the last look
         self._lease_ended = False  # since then
         self._elsewhere: dict[str, _Elsewhere] = {}
         self._running = False
-        # Phases of the current `run`, most important first; and those that have begun and not ended.
+        # Phases of the current `run`, most important first, and those that began and have not ended.
         self._phases: tuple[Phase, ...] = ()
         self._begun: list[Phase] = []
 
@@ -101,13 +101,13 @@ class Dispatcher:
         """Run a phase: each of its requests at most once, all with the same weights.
 
         Args:
-            beside: phase of another kind and the same weights, for devices without work in `phase`. Their
+            beside: phase of another kind with the same weights, for devices without work in `phase`. Their
                 leases of it survive the end of `phase`: the next `run` continues or drops them.
-            other: work for devices that find none in either phase. It is not waited for when `phase` ends.
+            other: work for devices without work in either phase. The end of `phase` does not wait for it.
 
         Raises:
-            RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
-                no device is left for requests that must be done.
+            RuntimeFailure: if a trainer died or hangs, a worker holds the wrong weights, or no device is left
+                for requests that must be done.
         """
         self._fleet, self._coming, self._devices = fleet, set(), ()
         self._freed, self._lease_ended = [], False
@@ -136,7 +136,7 @@ class Dispatcher:
             self._running = False
 
     def busy(self, worker: str) -> bool:
-        """Return True if a device has a lease, or other work that is not settled; after `run`, not ended."""
+        """Return True if a device has a lease or other unfinished work."""
         other = self._elsewhere.get(worker)
         works = other is not None and (self._running or not other.call.done())
         return works or worker in self._flights
@@ -155,7 +155,7 @@ class Dispatcher:
         """Return True if there is anything to wait for.
 
         Raises:
-            RuntimeFailure: if there is nothing, although requests are left that must be done.
+            RuntimeFailure: if there is nothing, although mandatory requests are left.
         """
         if self._flights or self._elsewhere or any(phase.calls for phase in self._phases):
             return True
@@ -175,7 +175,7 @@ class Dispatcher:
         self._begun.append(phase)
         items = phase.begin(lambda: self._ended.put(None))
         self._scheduler.add(items)
-        # Drafts are not all known at the start.
+        # Not all drafts are known at the start.
         known = [] if phase.kind is RequestKind.EXPLORE else list(items)
         if self._history.kept:
             names, steps = names_of(item.request for item in known), known[0].steps if known else 0
@@ -189,7 +189,7 @@ class Dispatcher:
                 call.add_done_callback(self._ended.put)
 
     def _dispatch(self, other: OtherWork | None) -> None:
-        """Let every free device that is not under notice pull; before that, groups may change."""
+        """Let every free device pull unless under notice; groups may change before."""
         freed, self._freed = self._freed, []
         lease_ended, self._lease_ended = self._lease_ended, False
         if self._fleet.regroups(self.work_left, lease_ended):
@@ -210,12 +210,12 @@ class Dispatcher:
                 until_s = self._clock() + self._other_limit_s
                 self._elsewhere[name] = _Elsewhere(self._idle.pop(name), call, until_s)
                 call.add_done_callback(self._ended.put)
-        for phase in self._phases:  # ahead, while they are busy: planning takes time, too
+        for phase in self._phases:  # ahead, while they are busy, because planning takes time
             if phase.plans and not phase.over:
                 self._refill(phase, sum(one.notice is None and phase.accepts(one) for one in devices))
 
     def _share_out(self, phase: Phase) -> None:
-        """Let idle devices pull as long as requests of a phase wait."""
+        """Let idle devices pull while requests of a phase wait."""
         if self._coming and phase is self._phases[0] and all(one.notice for one in self._idle.values()):
             self._refill(phase, 1)  # one batch waits for the first device to join
         for device in tuple(self._idle.values()):
@@ -226,7 +226,7 @@ class Dispatcher:
                 self._pull(phase, device)
 
     def _refill(self, phase: Phase, devices: int) -> None:
-        """Ask for requests while devices could take them; a partial batch wastes a device's time."""
+        """Get requests while devices could take them; a partial batch wastes a device's time."""
         while self._scheduler.waiting(phase.kind) < devices * self._batch_size:
             items = phase.more()
             if not items:
@@ -282,7 +282,7 @@ class Dispatcher:
         return steps
 
     def _await(self) -> list[Future[Any]]:
-        """Wait for a call to end, a device to count as hung or a wake-up; return all ended calls."""
+        """Wait for a call to end, a device to time out or a wake-up; return all ended calls."""
         limits_s = [one.since_s + self._lease_s for one in islice(self._flights.values(), 1)]
         limits_s += [one.until_s for one in self._elsewhere.values()]
         left_s = max(0.0, min(limits_s) - self._clock()) if limits_s else None
@@ -290,7 +290,7 @@ class Dispatcher:
         try:
             ended.append(self._ended.get(timeout=left_s))
             while True:
-                # Answers that have arrived must be booked before any device counts as hung.
+                # Record arrived answers before any device can time out.
                 ended.append(self._ended.get_nowait())
         except Empty:
             return [call for call in ended if call is not None]
@@ -298,7 +298,7 @@ class Dispatcher:
     def _settle(self, call: Future[Any]) -> None:
         """Handle the end of a chunk, of a phase's call or of a joining device's call.
 
-        Nothing more is started for a phase that is over: the run may be ending, too.
+        Nothing more starts for a phase that is over, because the run may be ending.
         """
         flight = self._flight_of.pop(call, None)
         if flight is not None:
@@ -318,7 +318,7 @@ class Dispatcher:
                     phase.settle(call)
 
     def _back_from(self, call: Future[Any]) -> Device | None:
-        """Return the device whose other work ended with this call, which frees it; None if there is none."""
+        """Return the device whose other work ended with this call and freed it, or None."""
         for name, one in self._elsewhere.items():
             if one.call is call:
                 self._freed.append(self._elsewhere.pop(name).device)
@@ -352,17 +352,17 @@ class Dispatcher:
             if left and chunk.notice is None:
                 why = "yielded" if self._yields(flight) else "retired"
                 self._history.note("back", lease=flight.lease.number, why=why)
-            self._scheduler.hand_back(flight.lease)  # nothing, unless a chunk did less than it should
+            self._scheduler.hand_back(flight.lease)  # only if a chunk did less than planned
 
     def _yields(self, flight: Flight) -> bool:
-        """Return True if a lease of the phase beside must end, as requests of the first phase wait."""
+        """Return True if a lease of the phase beside must end because requests of the first phase wait."""
         phase = self._phases[0]
         return flight.phase is not phase and self._scheduler.waiting(phase.kind) > 0
 
     def _time(self, flight: Flight, step: int, chunk: SampleChunk) -> None:
-        """Measure from a call that ended at `step` how long a step takes on its device."""
+        """Measure a device's time per step from a call that ended at `step`."""
         now, done = self._clock(), step - flight.timed_step
-        # Chunks cut short by a notice tell nothing, nor do answers out of order.
+        # Chunks cut short by a notice and answers out of order say nothing.
         if done > 0 and chunk.notice is None and (chunk.states or chunk.samples):
             flight.device.step_s = (now - flight.since_s) / done
         flight.since_s, flight.timed_step = now, step
@@ -370,7 +370,7 @@ class Dispatcher:
             self._flights.move_to_end(flight.device.name)
 
     def _book(self, flight: Flight, chunk: SampleChunk) -> bool:
-        """Commit or deliver a chunk; return True if the lease's device still has its samples to do."""
+        """Commit or deliver a chunk; return True if the lease's device has samples left."""
         lease = flight.lease
         reached = {state.request: (state.step, state) for state in chunk.states}
         held = self._scheduler.commit(lease, reached)
@@ -410,23 +410,23 @@ class Dispatcher:
                 self._history.note("back", lease=lease.number, why="expired")
             self._fleet.kill_hung_worker(
                 flight.device,
-                f"no word of its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
+                f"no answer on its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
             )
             self._add_ready_workers()
         for one in list(self._elsewhere.values()):
             if one.until_s <= self._clock() and not one.call.done():
                 self._fleet.kill_hung_worker(
-                    one.device, f"no word in {self._other_limit_s:g} s (runtime.lease_s={self._lease_s:g})"
+                    one.device, f"no answer in {self._other_limit_s:g} s (runtime.lease_s={self._lease_s:g})"
                 )
 
     def _end(self, flight: Flight) -> None:
-        """Detach a device from a lease; calls that still end are late."""
+        """Detach a device from a lease; calls that end later are late."""
         flight.over = self._lease_ended = True
         del self._flights[flight.device.name]
         self._freed.append(flight.device)
 
     def _drop(self, phases: Iterable[Phase]) -> None:
-        """Drop phases that are over, with what devices still do for them and what waits."""
+        """Drop phases that are over, with their waiting requests and devices' remaining work."""
         for phase in list(phases):
             for flight in [flight for flight in self._flights.values() if flight.phase is phase]:
                 self._end(flight)

@@ -1,8 +1,8 @@
-"""The phase that explores: devices make the drafts that a planner asks for, and scorers judge them.
+"""The exploration phase: devices make the drafts that a planner requests, and scorers judge them.
 
-It begins beside a rollout, on the devices that find nothing more to roll out, and continues in the thread of
-the `explore` task, beside reward and training. It ends with the planner's last draft, or at once with the
-training window; work in flight, at most one chunk of denoising steps per device, is then dropped.
+It begins during a rollout, on devices with nothing left to roll out, and continues in the thread of the
+`explore` task during reward and training. It ends with the planner's last draft, or at once with the
+training window, which drops work in flight, at most one chunk of denoising steps per device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DraftTask:
 
 
 class PlannedDrafts:
-    """A planner, which only knows scores, as the source of a phase of drafts."""
+    """Connects a planner, which only knows scores, to a phase of drafts."""
 
     def __init__(
         self, planner: DraftPlanner, explorer: SeedExplorer, task: Callable[[int, Draft], DraftTask]
@@ -47,7 +47,7 @@ class PlannedDrafts:
         self._task = task
 
     def more(self) -> list[DraftTask]:
-        """Return the planner's next round; none until the round before the last one is judged."""
+        """Return the planner's next round; none until the second-to-last round is scored."""
         if not self._planner.can_plan:
             return []
         drafts = self._planner.next_round()
@@ -66,10 +66,10 @@ class Drafted:
     """The results of a phase of drafts.
 
     Attributes:
-        candidates: judged drafts, in the order of their judgement.
+        candidates: judged drafts, in order of judgement.
         lease_s: seconds that devices, or groups of them, held the finished batches.
-        full_drafts: capacity of these batches in full drafts: a partial batch takes as long.
-        samples: drafts that may be trained on, judged or not.
+        full_drafts: capacity of these batches in full drafts; a partial batch takes as long.
+        samples: drafts that training may use, judged or not.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -86,9 +86,9 @@ class DraftLimits:
         steps: fidelity → denoising steps of a draft.
         cost: fidelity → cost of a draft, in full drafts.
         window: training window to respect; None if nothing trains meanwhile.
-        drafts_on: function, True if a device may draft: not the trainers, whose training would wait.
+        drafts_on: returns True if a device may draft; trainers may not, because training would wait.
         stops_with_training: True if the phase ends with the training steps.
-        fits: function of seconds since the window opened and full drafts; True if these may still be begun.
+        fits: returns True if full drafts may still begin, given seconds since the window opened.
     """
 
     batch_size: int
@@ -101,7 +101,7 @@ class DraftLimits:
 
 
 class DraftPhase:
-    """A phase of drafts, of which those of `first` are made before all others."""
+    """A phase of drafts; those in `first` are made before all others."""
 
     kind = RequestKind.EXPLORE
     must_end = False
@@ -126,7 +126,7 @@ class DraftPhase:
         self._clock = clock
         self._tasks: dict[SampleRequest, DraftTask] = {}
         self.calls: dict[Future[Score], DraftTask] = {}
-        """Scores that are awaited, with their drafts."""
+        """Awaited scores, with their drafts."""
         self.accepts = limits.drafts_on
         self._gate = DraftGate(limits.fits)
 
@@ -140,7 +140,7 @@ class DraftPhase:
 
     @property
     def awaits_devices(self) -> bool:
-        """True while the trainer is busy anyway; the rollout does not wait for devices to draft."""
+        """True while the trainer is busy anyway; the rollout does not wait for drafting devices."""
         return self._limits.window is not None and not self._limits.window.closed
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
@@ -154,7 +154,7 @@ class DraftPhase:
         return self._items(self._source.more())
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """Return True if the batch can end in the window, which opens when the first device asks."""
+        """Return True if the batch can end in the window, which opens with the first query."""
         window = self._limits.window
         elapsed_s = 0.0 if window is None else window.open(self._clock())
         fidelity = self._tasks[following.request].fidelity
@@ -190,7 +190,7 @@ class DraftPhase:
         self._source.judged(candidate)
 
     def end(self) -> None:
-        """Count the judgements that have arrived, and cancel the others: the rollout waits for none."""
+        """Record the arrived judgements, and cancel the others: the rollout waits for none."""
         abandoned = self._limits.window is not None and self._limits.window.abandoned
         for call in list(self.calls):
             if call.done() and not abandoned:

@@ -1,8 +1,8 @@
 """Image pairs from a prompt file: samples that no device generates and no scorer judges.
 
-A pair is a prompt group of two, whose preferred picture is its seed 0 with score 1 and whose rejected one its
-seed 1 with score 0. The family's VAE encodes them to latents in the iteration that trains on them: next to
-its passes through the transformer that costs little.
+A pair is a prompt group of two: the preferred picture is seed 0 with score 1, the rejected one seed 1 with
+score 0. The family's VAE encodes them to latents in the iteration that trains on them, which is cheap
+compared with its passes through the transformer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.prompts.files import PAIR, PromptRecord
 from storage.prompts.sources import read_picture
 
 GIVEN = "prompt file"
-"""Worker name of these samples, which no worker makes."""
+"""Worker name for these samples, which no worker makes."""
 
 
 def given_samples(

@@ -1,4 +1,4 @@
-"""Prompt groups given to trainers beside a rollout, one after another, in live and in simulated runs."""
+"""Feeds prompt groups to trainers one by one during a rollout, in live and simulated runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SampleT = TypeVar("SampleT")
 
 
 class GroupFeed(OtherWork, Generic[SampleT]):
-    """Other work of trainers that find nothing more to roll out: the next prompt group, once it is judged.
+    """Other work for trainers with nothing left to roll out: the next prompt group, once judged.
 
     Args:
         updates: weight updates of an iteration; only the training of the first can begin early.
@@ -43,7 +43,7 @@ class GroupFeed(OtherWork, Generic[SampleT]):
 
     @abstractmethod
     def _begin_next(self) -> Mapping[str, Future[Any]]:
-        """Begin with the next group; return a call per trainer, none if they have nothing to do now."""
+        """Begin the next group; return a call per trainer, or none if there is nothing to do now."""
 
     @property
     def left_s(self) -> float | None:
@@ -57,7 +57,7 @@ class GroupFeed(OtherWork, Generic[SampleT]):
         self._wake = wake
 
     def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
-        """See `OtherWork`: the next prompt group, once all trainers that stay find nothing else to do."""
+        """See `OtherWork`: the next prompt group, once all staying trainers have nothing else to do."""
         free = {device.name for device in devices}
         if all(device.name in free for device in self._trainers_that_stay):
             while self._is_next_judged():
@@ -66,7 +66,7 @@ class GroupFeed(OtherWork, Generic[SampleT]):
         return {}
 
     def _expect(self, groups: Iterable[Sequence[SampleT]]) -> None:
-        """Expect the groups of an iteration, in the order in which they are given."""
+        """Expect an iteration's groups, in this order."""
         self._groups = deque(groups)
         self._expected = len(self._groups)
 

@@ -1,7 +1,7 @@
-"""Drafts to train on: kept from their window's end until the iteration that trains on them.
+"""Drafts to train on, kept from their window's end until the iteration that trains on them.
 
-They travel in its checkpoint, since a resumed run no longer has the weights that drew them. Judging is over
-and pixels are for display only, so a clip keeps its middle frame.
+They are part of its checkpoint, because a resumed run lacks the weights that drew them. They are already
+judged and pixels are only for display, so a clip keeps its middle frame.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpu_runtime.scheduling.scores import Score, Term
 from storage.pictures import chosen_frames, frames_of
 
 _ARRAYS, _FACTS = "drafts.safetensors", "drafts.json"
-"""Files of a checkpoint: the arrays that devices made, and the facts about them."""
+"""Files of a checkpoint: the devices' arrays, and facts about them."""
 
 Drafts = Mapping[tuple[int, int], Delivered]
 """An iteration's samples by prompt_id and seed index."""
@@ -36,7 +36,7 @@ class KeptDrafts:
         self._of: dict[int, dict[tuple[int, int], Delivered]] = {}
 
     def keep(self, plan: SeedPlan, drafts: Iterable[Delivered]) -> None:
-        """Keep the judged drafts that a plan has chosen, as the rollouts that they equal (but see above)."""
+        """Keep the judged drafts that a plan chose, as the rollouts that they equal (but see above)."""
         judged = plan.explored_score
         wanted = {(prompt, seed) for prompt, seeds in plan.seeds.items() for seed in seeds} & judged.keys()
         chosen: dict[tuple[int, int], Delivered] = {}
@@ -47,7 +47,7 @@ class KeptDrafts:
                 (frame_HWC,) = frames_of(chosen_frames(draft.sample.image_HWC, 1))
                 sample = replace(draft.sample, request=request.as_rollout, image_HWC=frame_HWC)
                 chosen[identity] = replace(draft, sample=sample)
-        # The order of arrival must not have an effect.
+        # The order of arrival must not matter.
         self._of[plan.iteration] = dict(sorted(chosen.items()))
 
     def of(self, iteration: int) -> Drafts:
@@ -62,7 +62,7 @@ class KeptDrafts:
             self._of.pop(iteration, None)
 
     def forget_before(self, iteration: int) -> None:
-        """Drop the samples of earlier iterations, which have trained on them."""
+        """Drop the samples of earlier iterations, which already trained on them."""
         self._of = {number: kept for number, kept in self._of.items() if number >= iteration}
 
     def blobs(self, iteration: int) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ class KeptDrafts:
         }
 
     def restore(self, blobs: Mapping[str, bytes]) -> None:
-        """Restore what `blobs` wrote, from all files of a checkpoint, which may contain no drafts."""
+        """Restore drafts from all files of a checkpoint, which may contain none (see `blobs`)."""
         self._of = {}
         if _FACTS not in blobs:
             return

@@ -25,12 +25,12 @@ from storage.errors import WorkerLostError
 from storage.record.records import DeviceState
 
 Judge = Callable[[Sequence[GeneratedImage]], Sequence[Future[Score]]]
-"""A function that has scorers judge images while devices go on; one score per image."""
+"""A function that lets scorers judge images while devices continue; one score per image."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The images that a device has finished.
+    """The images that a device finished.
 
     Attributes:
         images: images not delivered before.
@@ -53,7 +53,7 @@ class Phase(Protocol):
 
     @property
     def version(self) -> WeightsVersion:
-        """Version of the weights that all its requests are generated with."""
+        """Version of the weights for all its requests."""
         ...
 
     @property
@@ -63,22 +63,22 @@ class Phase(Protocol):
 
     @property
     def must_end(self) -> bool:
-        """True if every request has to be done; else a phase without devices is over."""
+        """True if every request must be done; otherwise a phase without devices is over."""
         ...
 
     @property
     def awaits_devices(self) -> bool:
-        """True if requests wait for devices on their way when no other device is left."""
+        """True if, without devices, requests wait for devices on their way."""
         ...
 
     @property
     def plans(self) -> bool:
-        """True if `more` may return requests; else `begin` returns all."""
+        """True if `more` may return requests; otherwise `begin` returns all."""
         ...
 
     @property
     def calls(self) -> Collection[Future[Any]]:
-        """Calls that the phase waits for, besides those of devices, such as scores."""
+        """Calls that the phase awaits besides those of devices, such as scores."""
         ...
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
@@ -90,15 +90,15 @@ class Phase(Protocol):
         ...
 
     def accepts(self, device: Device, /) -> bool:
-        """Return True if a device may do requests of the phase at all."""
+        """Return True if a device may work on the phase at all."""
         ...
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """Return True if a device may begin with this request, which is next."""
+        """Return True if a device may begin with this next request."""
         ...
 
     def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
-        """Take a finished lease; return new calls to wait for, which `settle` gets as they end."""
+        """Take a finished lease; return new calls to await, which `settle` gets as they end."""
         ...
 
     def settle(self, call: Future[Any]) -> None:
@@ -111,17 +111,17 @@ class GeneratingFleet(Protocol):
     def workers(self, version: WeightsVersion) -> list[Device]:
         """Return the devices that hold these weights now, including those under notice.
 
-        The loop looks at all of them again whenever this is another list than before.
+        The loop examines all of them again whenever this list changes.
         """
         ...
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """Register newcomers; return the calls of those on their way: when one ends, call this again."""
+        """Register newcomers; return the calls of those on their way, and call this again when one ends."""
         ...
 
     @property
     def forming(self) -> bool:
-        """True if present devices are forming a group, which can then be given work."""
+        """True if present devices are forming a group, which can then get work."""
         ...
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
@@ -135,17 +135,17 @@ class GeneratingFleet(Protocol):
         """Record the state of a device from now on."""
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """Apply what a device's provider says now: a notice, or None."""
+        """Apply a device's current notice, or None."""
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """Remove a device that has died."""
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """Kill a device that hangs; it counts as lost."""
+        """Kill a hanging device, which is then lost."""
 
 
 class OtherWork(ABC):
-    """Work other than generating, for devices that find nothing to do in a phase."""
+    """Work other than generating, for devices with nothing to do in a phase."""
 
     @property
     @abstractmethod
@@ -158,7 +158,7 @@ class OtherWork(ABC):
 
     @abstractmethod
     def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
-        """Give work to idle devices; return short calls by name, whose end frees the device again."""
+        """Give work to idle devices; return short calls by device name, whose end frees the device."""
 
 
 @dataclass(eq=False)
@@ -171,8 +171,8 @@ class Flight:
         since_s: time at which it began, or its last call ended.
         calls: calls under way, each with the step that it will end at.
         over: True once the device is done with it; results that still arrive are late.
-        dropped: True once its requests are no longer wanted; results that still arrive are of no use.
-        timed_step: step at which the call that ended last was planned to end.
+        dropped: True once its requests are unwanted; results that still arrive are useless.
+        timed_step: planned end step of the call that ended last.
     """
 
     phase: Phase
@@ -192,5 +192,5 @@ class Flight:
 
     @property
     def reached(self) -> dict[SampleRequest, int]:
-        """Steps that samples may have reached: the running chunk counts fully, as it may be done."""
+        """Steps that samples may have reached; the running chunk counts fully, since it may be done."""
         return dict.fromkeys(self.lease.requests, min(self.calls.values()))

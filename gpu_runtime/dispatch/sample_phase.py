@@ -1,4 +1,4 @@
-"""A rollout or an evaluation: requests that are all known at the start, each of which must be done."""
+"""A rollout or an evaluation: all requests are known at the start, and each must be done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Delivered:
     """A finished sample.
 
     Attributes:
-        score: its judgement, which may be under way; None if it is not judged.
+        score: its judgement, possibly under way; None if it is not judged.
     """
 
     sample: GeneratedSample
@@ -33,7 +33,7 @@ class SamplePhase:
 
     Args:
         requests: distinct requests, at least one, of one kind and version of the weights.
-        judge: function that has images judged as they are delivered; the phase does not wait for scores.
+        judge: has images judged as they are delivered; the phase does not wait for scores.
     """
 
     must_end = True

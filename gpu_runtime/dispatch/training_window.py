@@ -1,8 +1,8 @@
-"""The training window: from the end of a rollout to the end of the training steps that follow it.
+"""The training window, from the end of a rollout to the end of the training steps after it.
 
-It opens at the end of the rollout, or with the first draft, if a device that has nothing more to roll out
-begins one before. Two threads use it: the training thread closes the window, and the exploring thread is
-called back.
+It opens at the end of the rollout, or with the first draft if a device with nothing left to roll out begins
+one earlier. Two threads use it: the training thread closes the window, which calls the exploring thread
+back.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class TrainingWindow:
     """The window of one iteration.
 
     Args:
-        version: version of the weights of the rollout, which the devices hold until the window closes.
+        version: version of the rollout's weights, which the devices hold until the window closes.
 
     Attributes:
         length_s: seconds from its opening to its close; None until then.
         closed: True once the training steps are done.
-        abandoned: True once work in the window is of no more use.
-        rescored: drafts of `plan` scored again with the rollout's weights.
-        drafters: devices on which drafts were begun in it; of those that share a draft, one counts.
+        abandoned: True once work in the window is useless.
+        rescored: drafts of `plan` re-scored with the rollout's weights.
+        drafters: devices that began drafts in it; devices that share a draft count once.
         lease_s, full_drafts: seconds of the finished batches of drafts, and their size in full drafts.
     """
 
@@ -44,23 +44,23 @@ class TrainingWindow:
         self._listeners: list[Callable[[], object]] = []
 
     def open(self, now_s: float) -> float:
-        """Open the window now, unless it is open, and return the seconds since then."""
+        """Open the window unless it is open, and return the seconds since it opened."""
         with self._lock:
             if self._opened_s is None:
                 self._opened_s = now_s
             return now_s - self._opened_s
 
     def close(self, now_s: float) -> None:
-        """Close the window as the training steps are done, and call the listeners."""
+        """Close the window after the training steps, and call the listeners."""
         self.length_s = self.open(now_s)
         self._tell(closed=True)
 
     def abandon(self) -> None:
-        """Abandon the window, whose results are no longer needed, and call the listeners."""
+        """Abandon the window and its results, and call the listeners."""
         self._tell(abandoned=True)
 
     def on_end(self, listener: Callable[[], object]) -> None:
-        """Call `listener` when the window closes and when it is abandoned; now, if either has happened."""
+        """Call `listener` when the window closes or is abandoned; at once if either has happened."""
         with self._lock:
             self._listeners.append(listener)
             over = self.closed or self.abandoned

@@ -1,9 +1,9 @@
-"""The fleet as groups of devices that share each sequence, as the generating loop sees it.
+"""The fleet as groups of devices that share each sequence, as seen by the generating loop.
 
-Groups are planned whenever devices come, go, or are under notice. A planned change does not wait for leases
-to end: a group that is no longer in the plan gets no further chunk, and its members' calls to join the next
-group queue behind the chunks that they have. After a loss the group is called off at once, and what its
-members still answer is late.
+Groups are planned whenever devices come, go or get a notice. A planned change does not wait for leases to
+end: a group no longer in the plan gets no further chunk, and its members' calls to join the next group queue
+behind their current chunks. After a loss the group is called off at once, and its members' later answers are
+late.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceState, GroupRecord
 
 _ANSWER_SHARE = 0.25
-"""Share of a lease in which a member of a group called off must answer, else it hangs: it does so within
+"""Share of a lease within which a member of a called-off group must answer, or it is hung; it answers within
 milliseconds, or when its computation reaches the next exchange."""
 
 _MOST_FAILURES = 5
-"""Number of times in a row that groups may break without a lost member and without a step done."""
+"""Consecutive times that groups may break without a lost member or a finished step."""
 
 _Failure = WorkerLostError | GroupBrokenError
 
@@ -43,14 +43,14 @@ R = TypeVar("R")
 class GeneratingGroup(RemoteActor[Worker]):
     """Devices that share each sequence, called as if they were one device, while their group exists.
 
-    Every member gets the same calls in the same order. The leader's answer counts, as only it carries states
-    and images; the others' answers show that they are alive and whether they are under notice. A member that
-    dies breaks the group: it is called off at once, which frees the others wherever they wait for it.
+    Every member gets the same calls in the same order. The leader's answer counts, because only it carries
+    states and images; the others' show that they are alive and whether they are under notice. A member that
+    dies breaks the group, which is called off at once to free the others wherever they wait for it.
     Answers arrive in other threads; a lock guards what they write.
 
     Args:
         devices: members, the leader first.
-        call_off: function that frees members waiting for each other; callable from any thread, and twice.
+        call_off: frees members waiting for each other; callable from any thread, even twice.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class GeneratingGroup(RemoteActor[Worker]):
         self.notices: dict[str, Notice | None] = {}
         """Notices of the members' machines, from their last answers."""
         self.step_s: SimpleQueue[float] = SimpleQueue()
-        """Seconds of a denoising step in each chunk that the leader has answered."""
+        """Seconds per denoising step in each chunk that the leader answered."""
         self.timed = False
         """True once one of them has been taken: the first chunk warms the group up."""
         self.over = False
-        """True once it no longer counts: answers of its members are late."""
+        """True once it has ended: its members' answers are late."""
         self.overdue = False
-        """True once its answers are no longer waited for."""
+        """True once nothing waits for its answers."""
         self.formed_at: float | None = None
         """Time at which its members had met, in unix seconds; None before that."""
         self.call_off = call_off
@@ -104,7 +104,7 @@ class GeneratingGroup(RemoteActor[Worker]):
     def call(
         self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
-        """Call all members; the answer is the leader's chunk, or WorkerLostError if it broke before."""
+        """Call all members; the answer is the leader's chunk, or WorkerLostError if the group broke."""
         if self.broken:
             failed: Future[R] = Future()
             failed.set_exception(WorkerLostError(f"group {self.name} is broken"))
@@ -165,7 +165,7 @@ class _SharedCall:
         with self._lock:
             if not self.answer.done():
                 self._set_answer(call.exception())
-        # Last: freed members fail too, and the leader's answer must be set before that.
+        # Last: freed members fail too, but the leader's answer must be set first.
         if breaks:
             self._group.call_off(self._group.place)
 
@@ -202,12 +202,12 @@ class _SharedCall:
 class GroupedFleet:
     """A fleet whose devices work in groups of at most `degree`, for one phase of generating.
 
-    Groups never cross instances. A surplus device works alone. Groups of the phase end with `close`.
+    Groups never cross instances. A surplus device works alone. `close` ends the phase's groups.
 
     Args:
         step_s: degree → its weight for `plan_layout`; only these degrees are used.
         rendezvous: store at which members meet and are called off.
-        registry: groups of the run, no two of which have the same number.
+        registry: the run's groups, which have distinct numbers.
         lease_s: seconds without an answer after which a device counts as hung.
         new_group: makes a group.
     """
@@ -244,7 +244,7 @@ class GroupedFleet:
         """Groups that have ended."""
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """Return the groups that are formed, each as one device."""
+        """Return the formed groups, each as one device."""
         assert version == self._version, "a phase has one version of the weights"
         for device in self._fleet.workers(version):
             former, place = self._former.get(device.name), self._registry.group_of.get(device.name)
@@ -260,7 +260,7 @@ class GroupedFleet:
         """Register newcomers and plan again; return the calls of newcomers and groups on their way."""
         self._end_forming()
         if self._broken:
-            self._plan()  # first: starting a replacement takes longer than going on without it
+            self._plan()  # first: starting a replacement takes longer than continuing without it
         coming = self._fleet.add_ready_workers()
         self._plan()
         return [*coming, *self._forming.values()]
@@ -275,7 +275,7 @@ class GroupedFleet:
         return self._fleet.regroups(left, freed)
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """Record the state of a group from now on, which is that of all its members."""
+        """Record the state of a group, which is that of all its members, from now on."""
         for group in self._groups.values():
             if group.name == worker:
                 for device in group.devices:
@@ -301,7 +301,7 @@ class GroupedFleet:
             self._count_failure(str(error))
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """Call off a group that makes no progress, and kill members that do not even answer then.
+        """Call off a group without progress, and kill members that still do not answer.
 
         Raises:
             RuntimeFailure: if the trainer is among them, or groups keep stalling although all members answer.
@@ -332,7 +332,7 @@ class GroupedFleet:
                 device.actor.call(Worker.leave_group)
 
     def _plan(self) -> None:
-        """Change to the groups that the present devices should form."""
+        """Change to the groups that the current devices should form."""
         usable = self._usable()
         if not self._is_due(usable):
             return
@@ -365,20 +365,20 @@ class GroupedFleet:
         return self._best_layout(places, standing)
 
     def _best_layout(self, places: Mapping[str, str], standing: Sequence[Group]) -> Layout:
-        """Return the groups for devices, given with their instances, of which some stand."""
+        """Return the groups for devices, given with their instances; some already exist."""
         return plan_layout(places, self._step_s, standing)
 
     def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
         group = self._groups[place] = self._new_group(place, devices, self._call_off)
         self._members |= {device.name: device for device in devices}
-        # A member may have two chunks to do first; the driver gives up earlier than the members.
+        # A member may have two chunks to do first; the driver gives up before the members do.
         limit_s = 2 * self._lease_s
         self._forming[group] = group.ask(
             lambda device: device.actor.call(Worker.join_group, place, 2 * limit_s), limit_s
         )
 
     def _end_forming(self) -> None:
-        """Handle groups that are formed, or could not be."""
+        """Handle groups that formed or failed to form."""
         for group, formed in list(self._forming.items()):
             if not formed.done():
                 continue
@@ -415,7 +415,7 @@ class GroupedFleet:
         group.over = True
 
     def _retire(self, group: GeneratingGroup) -> None:
-        """Give a group no further chunk; one that is not yet formed, or is broken, is called off."""
+        """Give a group no further chunk, and call it off if it is broken or not yet formed."""
         del self._groups[group.place]
         group.device.retiring = True
         self._former |= {device.name: group for device in group.devices}
@@ -437,8 +437,8 @@ class GroupedFleet:
         if self._failures > _MOST_FAILURES:
             raise RuntimeFailure(
                 f"groups of devices that share a sequence broke {self._failures} times in a row although all "
-                f"members live, the last time so: {reason}; raise runtime.lease_s={self._lease_s:g}, or set "
-                "all degrees of sequence_parallel to 1"
+                f"members are alive, lastly: {reason}; raise runtime.lease_s={self._lease_s:g}, or set all "
+                "degrees of sequence_parallel to 1"
             )
 
 

@@ -1,4 +1,4 @@
-"""The sharing of each phase's samples by devices, with a fixed degree or one that measured times choose."""
+"""How devices share each phase's samples: with a fixed degree, or one chosen by measured times."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from storage.record.records import StepTimeRecord
 class Sharing:
     """Sharing by groups of the fleet, for phases that share samples; others get the fleet as it is.
 
-    All requests of a run are of one class: rollouts and evaluations have the same resolution and batches. So
-    one table has the measured times of the run.
+    All of a run's requests are alike, because rollouts and evaluations have the same resolution and batches.
+    So one table holds the run's measured times.
 
     Args:
         lease_s: seconds without an answer after which a device counts as hung.
-        degrees_up_to: function that returns the possible degrees of the model's sequences up to a number.
+        degrees_up_to: returns the possible degrees of the model's sequences up to a number.
         rendezvous: store at which groups meet; None if each device works alone.
     """
 
@@ -57,14 +57,14 @@ class Sharing:
 
     @contextmanager
     def phase(self, fleet: GeneratingFleet, phase: Phase) -> Iterator[GeneratingFleet]:
-        """Provide the fleet in the groups of a phase within a context; the fleet itself for degree 1.
+        """Provide a phase's grouped fleet within a context; the fleet itself for degree 1.
 
         Raises:
             ConfigurationError: if the model's sequences do not divide by the degree.
         """
         degree = self._settings.by_kind[phase.kind]
         if self._settings.largest > 1 and not self._degrees:
-            # Asked in a run's first phase, which never drafts: later the trainer may be training.
+            # Ask in a run's first phase, which never drafts; later the trainer may be training.
             self._degrees = self._degrees_up_to(self._settings.largest)
         if degree == 1:
             yield fleet
@@ -96,12 +96,12 @@ class Sharing:
             try:
                 answer = device.actor.instance().result(timeout=self._lease_s)
             except (WorkerLostError, TimeoutError):
-                return device.name  # alone; its next call raises what is wrong
+                return device.name  # alone; its next call raises the problem
             self._instances[device.name] = answer
         return self._instances[device.name]
 
     def _book_step_times(self) -> None:
-        """Record the seconds of a denoising step, for degrees that were timed since the last call."""
+        """Record the seconds of a denoising step for degrees timed since the last call."""
         changed = self._step_times.take_changed()
         with self._collector.writing() as since:
             since.step_times += [
@@ -113,14 +113,14 @@ class Sharing:
 class MeasuredFleet(GroupedFleet):
     """A fleet whose devices work in the groups that end the phase soonest, for one phase of generating.
 
-    A phase begins with the best groups by the times of earlier phases. The choice is reviewed when a lease
-    has ended, before the next one begins, and when a degree's time becomes known; so groups grow when fewer
-    batches than devices are left. `choose_layout` decides whether a change pays off. Like any planned change,
-    it happens between chunks, and no step is repeated.
+    A phase begins with the best groups according to earlier phases' times. The choice is reviewed between
+    leases and when a degree's time becomes known, so groups grow when fewer batches than devices are left.
+    `choose_layout` decides whether a change pays off. Like any planned change, it happens between chunks
+    and repeats no step.
 
     Args:
-        step_times: measured times of the run for requests of this class; those of this phase are added.
-        degrees: numbers of devices that may share a sample, including 1, in rising order.
+        step_times: the run's measured times for such requests; this phase adds its own.
+        degrees: numbers of devices that may share a sample, ascending, including 1.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class MeasuredFleet(GroupedFleet):
         return wanted != {place.members for place in self._registry.groups}
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """Apply what the providers of a group's members say now, and record the times of its chunks."""
+        """Apply the current notices of a group's members, and record its chunks' times."""
         group = group_of(device)
         before = self._step_times.known.keys()
         for member in group.devices:
@@ -178,7 +178,7 @@ class MeasuredFleet(GroupedFleet):
         return self._left is not None
 
     def _best_layout(self, places: Mapping[str, str], standing: Sequence[Group]) -> Layout:
-        """Return the groups that end the phase soonest, chosen again only when an input has changed."""
+        """Return the groups that end the phase soonest, recomputed only when an input changed."""
         assert self._left is not None, "the loop says what is left before groups are planned"
         left, times = self._left(), self._step_times
         given = places, standing, left, times.known, times.regroup_s
@@ -191,7 +191,7 @@ class MeasuredFleet(GroupedFleet):
         super()._form(place, devices)
 
     def _begin(self, group: GeneratingGroup) -> None:
-        """Begin with a group that is formed, and record its time since its last member was free."""
+        """Begin with a formed group, and record the time since its last member was free."""
         super()._begin(group)
         since = max(
             self._asked_at.pop(group.place),

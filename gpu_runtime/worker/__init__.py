@@ -1,4 +1,4 @@
-"""The work of one device, the calls that it serves, and the history that it writes."""
+"""One device's work, the calls that it serves, and the history that it writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def device_worker(*args: Any) -> DeviceWorker:
-    """Build a worker from the arguments of its class, in its process: the driver names this without torch."""
+    """Build a worker in its process from its class's arguments; the driver names this without torch."""
     from gpu_runtime.worker.worker import DeviceWorker
 
     return DeviceWorker(*args)

@@ -1,11 +1,11 @@
 """The history of a run: the actions of each process, line by line, in one file per process.
 
-A line is one write to an append-only file, so it survives however its process ends; nothing is synced to
-the disk, so a machine that loses power may lose the last lines. Each life of a run, from its start or
-resumption to its end, has its own folder; in it each process has a file, whose first line names the process.
-`gpu_runtime/scheduling/history.py` checks the promises against it; `HistoryTail` reads it while it grows.
+A line is one write to an append-only file, so it survives any end of its process; nothing is synced to disk,
+so a power loss may lose the last lines. Each life of a run, from its start or resumption to its end, has a
+folder with a file per process, whose first line names the process. `gpu_runtime/scheduling/history.py`
+checks the promises against it; `HistoryTail` reads it while it grows.
 
-On a machine that does not have the driver's folder, a process writes into the home of that machine
+On a machine without the driver's folder, a process writes into that machine's home
 (`HistoryPlace.folder_here`). All processes on the driver's machine use the driver's clock.
 """
 
@@ -29,7 +29,7 @@ from storage.home import Home
 
 @dataclass(frozen=True)
 class HistoryPlace:
-    """The place where the processes of a run's life write; the driver gives it to its workers and scorers.
+    """Where the processes of a run's life write; the driver passes it to its workers and scorers.
 
     Attributes:
         folder: folder of the life, on the driver's machine: HOME/runs/RUN/history/LIFE.
@@ -40,10 +40,10 @@ class HistoryPlace:
     anchor: Anchor
 
     def folder_here(self) -> Path:
-        """Return the folder to write into: the driver's, or that of the same life in this machine's home.
+        """Return the folder to write into: the driver's, or the same life's in this machine's home.
 
         Raises:
-            StorageError: if the driver's does not exist and the other one cannot be made.
+            StorageError: if the driver's does not exist and the other cannot be created.
         """
         folder = Path(self.folder)
         if folder.is_dir():
@@ -53,9 +53,9 @@ class HistoryPlace:
             own.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"the history has no place on {socket.gethostname()}: the driver's {folder} is not there, "
-                f"and {own} cannot be made: {error}; set SPOTLIGHT_HOME there to a folder that can be "
-                "written, or runtime.history=false to do without"
+                f"the history has no folder on {socket.gethostname()}: the driver's {folder} is missing, and "
+                f"{own} cannot be created: {error}; set SPOTLIGHT_HOME there to a writable folder, or "
+                "runtime.history=false"
             ) from error
         return own
 
@@ -69,7 +69,7 @@ class HistoryLog:
 
     Attributes:
         path: path of the file; None if nothing is written.
-        place: place to give to processes that this one starts, so that they write beside it.
+        place: place to pass to processes that this one starts, so they write beside it.
 
     Raises:
         StorageError: if the file cannot be made.
@@ -87,7 +87,7 @@ class HistoryLog:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise StorageError(
-                f"the history {path} cannot be written: {error}; set runtime.history=false to do without"
+                f"the history {path} cannot be written: {error}; to run without it, set runtime.history=false"
             ) from error
         pid = os.getpid()
         self.note(
@@ -101,7 +101,7 @@ class HistoryLog:
 
     @classmethod
     def beside(cls, place: HistoryPlace | None, name: str) -> HistoryLog:
-        """Open the file of a process that a driver has started; None writes nothing.
+        """Open the file of a process that a driver started; None writes nothing.
 
         From now on the process uses the driver's clock, if both are on one machine.
 
@@ -145,7 +145,7 @@ def lives(folder: Path) -> list[Path]:
 
 
 def names_of(requests: Iterable[SampleRequest]) -> list[str]:
-    """Return requests as the history writes them."""
+    """Return requests in the history's form."""
     return [
         f"{request.kind}-{request.iteration}-{request.prompt_id}-{request.seed_index}-v{request.policy_version}"
         + (f"-preview-{request.preview_step}" if request.preview_step else "")
@@ -155,7 +155,7 @@ def names_of(requests: Iterable[SampleRequest]) -> list[str]:
 
 
 class HistoryTail:
-    """A reader that follows the files of a run's history, whose folder need not exist, while they grow."""
+    """A reader that follows a run's growing history files; their folder need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -191,7 +191,7 @@ class HistoryTail:
         with path.open("rb") as file:
             file.seek(begun)
             fresh = file.read()
-        # A line without its end is being written, or is all that fitted on a full disk.
+        # A line without its end is being written, or did not fit on a full disk.
         whole = fresh[: fresh.rfind(b"\n") + 1]
         self._read[path] = begun + len(whole)
         lines: list[HistoryLine] = []

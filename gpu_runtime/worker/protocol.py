@@ -1,7 +1,7 @@
-"""The calls that the driver may make to the processes that it starts; without importing torch or Ray.
+"""The driver's calls to the processes that it starts; without importing torch or Ray.
 
-Calls name a method through the protocol (`actor.call(Worker.train, samples)`), so that the type checker
-follows them from the caller to the method.
+Calls name a method through the protocol (`actor.call(Worker.train, samples)`), so the type checker follows
+them from the caller to the method.
 """
 # ruff: noqa: D102 - the worker's class describes the methods
 
@@ -31,7 +31,7 @@ class WorkerReady:
     """A worker's answer once it has loaded.
 
     Attributes:
-        age_s: age of its process. A duration, as its clock may differ from the driver's.
+        age_s: age of its process; a duration, because its clock may differ from the driver's.
         history: file that it writes its history to, on that machine; None without one.
         device: device that it computes on: `cpu`, or the GPU's name.
     """
@@ -47,7 +47,7 @@ class HostUsage:
     """A process's use of its machine.
 
     Attributes:
-        cpu_s: processor time since it began.
+        cpu_s: CPU time since it began.
         memory_bytes: resident memory now.
     """
 
@@ -61,9 +61,9 @@ class SampleChunk:
 
     Attributes:
         states: states that the samples have reached; empty if they are finished, or no step was done.
-        samples: finished samples, all at once; only the images of drafts that are not trained on, as only
-            scorers need them.
-        notice: machine's preemption notice, if it is under one. Then the device has given the lease up.
+        samples: finished samples, all at once; drafts not used for training have only images, which
+            scorers need.
+        notice: the machine's preemption notice, if any. The device has then given up the lease.
         step_s: mean seconds per denoising step of the call; None if it did none.
     """
 
@@ -75,15 +75,15 @@ class SampleChunk:
 
 @dataclass(frozen=True)
 class TrainingMembership:
-    """A worker's place among several devices that divide the trained model and its training steps.
+    """A worker's place among devices that divide the trained model and its training steps.
 
     Attributes:
-        rank: number of the device; the first one, 0, returns what all of them have.
+        rank: number of the device; the first, 0, returns their common results.
         size: number of devices, at least 2.
         address: address of the driver's store, at which they meet.
-        meet_s: longest wait for the others while the group is formed.
-        exchange_s: longest wait for another one in an exchange; a backstop, as the driver ends this process
-            sooner.
+        meet_s: longest wait for the others while the group forms.
+        exchange_s: longest wait for another device in an exchange; a backstop, because the driver ends this
+            process sooner.
     """
 
     rank: int

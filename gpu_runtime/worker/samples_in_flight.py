@@ -1,4 +1,4 @@
-"""The samples that one device has in flight: some denoising steps at a time, with states after each call."""
+"""A device's samples in flight: some denoising steps at a time, with states after each call."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpu_runtime.worker.history import HistoryLog, names_of
 from gpu_runtime.worker.protocol import SampleChunk
 from storage.errors import RuntimeFailure
 
-if TYPE_CHECKING:  # all families of diffusers: seconds that devices that work alone save
+if TYPE_CHECKING:  # imports all families of diffusers, for seconds; devices that work alone skip it
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 
 class SamplesInFlight:
     """The samples of at most one lease.
 
-    A device gives a lease up when a preemption notice comes: it stops at the next denoising step, so
-    that it sends its states before its machine is taken. Calls already queued then do nothing, even if
-    the notice is withdrawn before their turn: other devices have the samples.
+    A device gives up a lease on a preemption notice: it stops at the next denoising step, to send its states
+    before its machine is taken. Calls already queued then do nothing, even if the notice is withdrawn
+    before their turn, because other devices have the samples.
     Devices that share their sequences (`sp_group`) stop at the same step when any of them is under notice.
 
     Args:
-        sampler: sampler whose samples are the same to the bit, wherever they are interrupted.
-        notice: function for the machine's notice, called before each denoising step; None without a watch.
-        history: log in which each denoising step is noted; None notes nothing.
-        agrees: True if any device of the run watches for notices, so that the group must agree.
+        sampler: sampler whose samples are bit-identical wherever they are interrupted.
+        notice: returns the machine's notice, called before each denoising step; None without a watch.
+        history: log for each denoising step; None logs nothing.
+        agrees: True if any device of the run watches for notices, so the group must agree.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SamplesInFlight:
         self._states: list[SampleState] = []
 
     def begin(self, lease: int, work: Sequence[SampleRequest | SampleState]) -> None:
-        """Begin a lease's samples in place of the current ones; all of one kind and at one step."""
+        """Replace the current samples by a lease's, all of one kind and at one step."""
         self._lease, self._given_up = lease, None
         self._states = [
             item if isinstance(item, SampleState) else self._sampler.begin([item])[0] for item in work
@@ -65,7 +65,7 @@ class SamplesInFlight:
         """Do at most `steps` denoising steps of a lease.
 
         Raises:
-            RuntimeFailure: if the lease is not in flight here, and was not given up.
+            RuntimeFailure: if the lease is not in flight here and was not given up.
         """
         notice = self._notice_now()
         if lease == self._given_up:
@@ -101,7 +101,7 @@ class SamplesInFlight:
         """Return the finished samples if this device leads."""
         first = states[0].request
         if not leads:
-            if first.preview_step:  # the prediction needs the model, and so all devices that share it
+            if first.preview_step:  # the prediction needs the model and therefore all devices that share it
                 self._sampler.predict(states)
             return ()
         samples = self._sampler.finish(states)
@@ -111,7 +111,7 @@ class SamplesInFlight:
         )
 
     def _step(self, lease: int, until: int) -> float:
-        """Do one denoising step if notices are watched or a history is kept, else all; return the seconds."""
+        """Do one denoising step if notices are watched or a history is kept, else all; return seconds."""
         step, since = self._states[0].step, time.perf_counter()
         watched = self._notice is not None if self.sp_group is None else self._agrees
         stride = 1 if watched or self._history.kept else until - step
@@ -121,7 +121,7 @@ class SamplesInFlight:
         return spent_s
 
     def _stops(self, notice: Notice | None) -> bool:
-        """Return True if the samples are to be given up at this denoising step."""
+        """Return True if the device must give up the samples at this denoising step."""
         if self.sp_group is None or not self._agrees:
             return notice is not None
         return self.sp_group.any_true(notice is not None)

@@ -20,7 +20,7 @@ class ScoringWorker:
     """The holder of the scorer, and of the judge of held-out images if there is one.
 
     Args:
-        on_gpu: True if it was given a GPU to judge on.
+        on_gpu: True if it has a GPU to judge on.
         judge: settings of the second judge, in the form of a reward's; None for none.
 
     Raises:
@@ -40,7 +40,7 @@ class ScoringWorker:
         self._judge = None if judge is None else build_scorer(judge)
         for scorer in (self._scorer, self._judge):
             if on_gpu and (move := getattr(scorer, "move", None)):
-                import torch  # only here: scorers without a model start quicker
+                import torch  # only here: scorers without a model start faster
 
                 if not torch.cuda.is_available():
                     raise ModelError(
@@ -60,7 +60,7 @@ class ScoringWorker:
 
         Args:
             images: uint8 RGB images of shape (H, W, 3), or clips of shape (F, H, W, 3).
-            held_out: True to let the second judge score them, too.
+            held_out: True to let the second judge score them as well.
         """
         scores = score_each(self._scorer, images, prompts)
         if not held_out or self._judge is None:

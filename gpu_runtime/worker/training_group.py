@@ -1,4 +1,4 @@
-"""The training group as a worker sees it: its rendezvous, its policy and trainer, and its errors.
+"""The training group from a worker's view: rendezvous, policy and trainer, and errors.
 
 The group is each process's default group, and lasts as long as the process.
 """
@@ -34,10 +34,10 @@ def divided(
         device: device of the trained weights; a CUDA device means NCCL, which is not tested.
 
     Raises:
-        GroupBrokenError: if one did not come in time, or the driver's store does not answer.
+        GroupBrokenError: if one did not join in time, or the driver's store does not answer.
     """
-    store = place.address.connect(place.meet_s)  # first, as it says in words that no driver answers
-    # The address by which this machine reaches the driver: the loopback on the driver's own.
+    store = place.address.connect(place.meet_s)  # first, for its clear error if no driver answers
+    # The address through which this machine reaches the driver; the loopback on the driver's own machine.
     with socket.create_connection((place.address.host, place.address.port)) as connection:
         _register_backend(connection.getsockname()[0])
     try:
@@ -53,7 +53,7 @@ def divided(
             f"training device {place.rank} of {place.size} did not meet the others in {place.meet_s:g} s: "
             f"{error}"
         ) from error
-    # Imported here: FSDP takes long to import, and only devices that train together need it.
+    # Imported here: FSDP imports slowly, and only devices that train together need it.
     from gpu_runtime.learning.sharded_training import ShardedPolicy, ShardedTrainer
 
     group = dist.group.WORLD
@@ -76,7 +76,7 @@ def exchanging(place: TrainingMembership | None) -> Iterator[None]:
 
 
 def _register_backend(address: str) -> None:
-    """Register a gloo that listens on one address; torch's own uses the one of the machine's name."""
+    """Register a gloo that listens on one address; torch's own uses the address of the machine's name."""
 
     def form(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> dist.ProcessGroupGloo:
         gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options

@@ -1,14 +1,14 @@
-"""The worker of one device: a model, its sampler and, on devices that train, the trainer.
+"""One device's worker: a model, its sampler and, on training devices, the trainer.
 
-Plain Python without Ray, so that a bare machine with torch and diffusers can use it; clusters wrap it.
+Plain Python without Ray, so a bare machine with torch and diffusers can use it; clusters wrap it.
 
-- Calls come one at a time, in the order in which the driver makes them; notices are watched beside them.
+- Calls come one at a time, in the driver's order; notices are watched in parallel.
 - The worker holds one version of the weights. It refuses to generate with another, and forgets the samples in
-  flight when its weights change: no sample is made by two versions.
+  flight when its weights change, so no sample comes from two versions.
 - A trainer's own weights come back after others were loaded, and it trains only with its own.
-- Trainers make the same calls in the same order. Where they divide the model, only the first one answers for
-  all; otherwise each has the whole state.
-- In a group that shares sequences the worker does a call only in the group's epoch.
+- Trainers get the same calls in the same order. If they divide the model, only the first one answers for all;
+  otherwise each has the whole state.
+- In a group that shares sequences, the worker executes a call only in the group's epoch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from storage.errors import DeviceFaultError, GroupBrokenError, RuntimeFailure
 from storage.prompts.sources import read_picture
 from storage.text import one_line
 
-if TYPE_CHECKING:  # all families of diffusers: seconds that the driver and devices that work alone save
+if TYPE_CHECKING:  # imports all families of diffusers, for seconds; drivers and lone devices skip it
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 _CONNECT_S = 30.0
@@ -60,7 +60,7 @@ _CONNECT_S = 30.0
 _DEVICE_FAULTS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 _FAULTS_SAY = ("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error [CUDA]")
-"""Message prefixes of device faults that are a plain RuntimeError, such as cuBLAS's and Triton's."""
+"""Message prefixes of device faults raised as plain RuntimeError, such as cuBLAS's and Triton's."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,17 +88,17 @@ def _loses_worker_on_fault(
 
 
 class DeviceWorker:
-    """A worker that generates samples with the weights it holds, and trains if asked to.
+    """A worker that generates samples with the weights it holds, and trains if told to.
 
     Args:
-        trains: True to build optimiser and moving average too.
+        trains: True to also build optimiser and moving average.
         watches: True on a spot device, to watch for preemption notices if `runtime.notices` names a provider.
-        training_group: its membership, if it trains with others; it waits for them.
-        meeting: address of the driver's store, at which devices that share samples meet; not used if the
-            settings let each work alone.
+        training_group: its membership, if it trains with others, for which it waits.
+        meeting: address of the driver's store, where devices that share samples meet; unused if the settings
+            let each work alone.
 
     Raises:
-        GroupBrokenError: if the others did not come, or the store does not answer.
+        GroupBrokenError: if the others did not join, or the store does not answer.
         ModelError: if the adapter to start from is not on this host, or does not fit.
     """
 
@@ -115,8 +115,8 @@ class DeviceWorker:
         self._notices = config.runtime.notice_provider
         self._notice_url = config.runtime.notice_url
         self._is_spot = watches
-        # First, as this process is found by its history. The watch begins before the model is
-        # loaded, which takes long: a machine may be taken while it starts.
+        # First, because its history identifies this process. The watch begins before the slow loading
+        # of the model: a machine may be taken while it starts.
         self._open_history(name, watches, history)
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
@@ -147,7 +147,7 @@ class DeviceWorker:
             self._member = _member_of_groups(name, self._model, meeting)
 
     def take_slot(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
-        """Become the worker of a place, for standbys only; arguments as in the constructor.
+        """Become a slot's worker, for standbys only; arguments as in the constructor.
 
         Args:
             name: name of the worker from now on.
@@ -181,10 +181,10 @@ class DeviceWorker:
 
     @_loses_worker_on_fault
     def load_weights(self, version: WeightsVersion, state: WeightState) -> str:
-        """Load other weights; return their digest as read back from the model.
+        """Load weights; return their digest as read back from the model.
 
-        On the trainer, other weights are temporary (for evaluating the moving average): its own
-        are set aside and come back with `use_training_weights`.
+        On the trainer these are temporary (for evaluating the moving average): its own weights are set
+        aside and come back with `use_training_weights`.
         """
         if self._trainer is not None and self._set_aside is None:
             self._set_aside = self._policy.state()
@@ -195,9 +195,9 @@ class DeviceWorker:
 
     @_loses_worker_on_fault
     def use_training_weights(self, version: WeightsVersion) -> str:
-        """Load a trainer's own weights again, which have this version; return their digest.
+        """Reload a trainer's own weights, under this version; return their digest.
 
-        Several trainers do this together, as they do all calls below that are for trainers.
+        Several trainers do this together, like all calls below for trainers.
 
         Raises:
             GroupBrokenError: if another one is gone.
@@ -215,7 +215,7 @@ class DeviceWorker:
         return weights_digest(state)
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
-        """Generate with the weights that the requests name, in one go.
+        """Generate in one go with the weights that the requests name.
 
         Raises:
             RuntimeFailure: if the worker holds other weights.
@@ -229,9 +229,9 @@ class DeviceWorker:
     ) -> SampleChunk:
         """Begin a lease's samples with the weights held, and do their first denoising steps.
 
-        Samples begun before are dropped, as they are when other weights are loaded. `work` is of one
-        kind and step. Returns the states reached, to continue with `advance_samples`, or the finished
-        samples. Raises RuntimeFailure if the worker holds other weights.
+        Earlier samples are dropped, as when other weights are loaded. `work` is of one kind and step.
+        Returns the states reached, to continue with `advance_samples`, or the finished samples. Raises
+        RuntimeFailure if the worker holds other weights.
 
         Args:
             version: version of the weights to generate with, from the first step to the last.
@@ -248,7 +248,7 @@ class DeviceWorker:
         """Continue the samples of a lease by at most `steps` denoising steps.
 
         Raises:
-            RuntimeFailure: if they are not in flight, and were not given up at a notice.
+            RuntimeFailure: if they are not in flight and were not given up at a notice.
         """
         return self._samples.advance(lease, steps)
 
@@ -259,14 +259,14 @@ class DeviceWorker:
         return shape_of(self._model.transformer, *self._model.sequence_lengths()).degrees(up_to)
 
     def join_group(self, group: WorkerGroup, timeout_s: float) -> None:
-        """Leave the current group, and form another one with its other members.
+        """Leave the current group, and form another with its other members.
 
         Args:
             group: group to form; a group of one works alone.
-            timeout_s: longest wait for another member, unless the group is broken off before.
+            timeout_s: longest wait for another member, unless the group is called off before.
 
         Raises:
-            GroupBrokenError: if it was broken off before all were present.
+            GroupBrokenError: if it was called off before all were present.
         """
         self.leave_group()
         if self._member is None:
@@ -282,7 +282,7 @@ class DeviceWorker:
             self._member.leave()
 
     def in_group(self, epoch: int, method: str, *args: Any) -> Any:
-        """Make one of the calls above together with every other member of a group.
+        """Execute one of the calls above together with every other member of a group.
 
         Raises:
             GroupBrokenError: if this worker is no longer in the group of that epoch, or it broke.
@@ -293,7 +293,7 @@ class DeviceWorker:
 
     @_loses_worker_on_fault
     def begin_training(self, shards: Sequence[int]) -> None:
-        """Begin an iteration with this trainer's shards; what is left of another one is forgotten."""
+        """Begin an iteration with this trainer's shards, and forget the rest of any other."""
         self.leave_group()
         self._the_trainer().begin(shards)
 
@@ -303,7 +303,7 @@ class DeviceWorker:
 
         Args:
             samples: samples as in `Trainer.add`.
-            generates: True if samples may be generated next with the weights held.
+            generates: True if the worker may next generate samples with its current weights.
 
         Raises:
             TrainingError: see `Trainer.add`; all trainers raise the same.
@@ -354,7 +354,7 @@ class DeviceWorker:
 
     @_loses_worker_on_fault
     def set_kl_weight(self, weight: float) -> None:
-        """Use another weight of the KL from the next training step on, for trainers only."""
+        """Set the KL weight from the next training step on, for trainers only."""
         self._the_trainer().set_kl_weight(weight)
 
     def weights(self) -> WeightState:
@@ -403,10 +403,10 @@ class DeviceWorker:
 
     def _refuse_other_weights(self, version: WeightsVersion) -> None:
         if self._holds != version:
-            raise RuntimeFailure(f"worker holds weights {self._holds}, but {version} are asked for")
+            raise RuntimeFailure(f"worker holds weights {self._holds}, but {version} are requested")
         if not self._policy.is_gathered:
             raise RuntimeFailure(
-                f"worker holds its part of weights {version} alone; call use_training_weights first"
+                f"worker holds only its part of weights {version}; call use_training_weights first"
             )
 
     def _the_trainer(self) -> Trainer:
@@ -420,11 +420,11 @@ class DeviceWorker:
 
 
 def _member_of_groups(name: str, model: DiffusionModel, meeting: StoreAddress) -> SequenceParallelMember:
-    """Return the worker's member in groups; imported and connected at start, as others wait when it joins."""
+    """Return the worker's member in groups, connected at start because others wait when it joins."""
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
     member = SequenceParallelMember(name, model, meeting, _CONNECT_S)
-    # Present objects stay: later collections need not scan them again, which would make leaving slow.
+    # Current objects stay, so later collections need not scan them, which would slow down leaving.
     gc.collect()
     gc.freeze()
     return member

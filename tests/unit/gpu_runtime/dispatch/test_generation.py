@@ -161,7 +161,7 @@ def test_the_trainer_s_death_or_other_weights_end_the_phase():
     stage.actor(TRAINER).dead = True
     with pytest.raises(RuntimeFailure, match="the trainer's process is gone"):
         stage.run()
-    with pytest.raises(RuntimeFailure, match="holds weights v0, but v2 are asked for"):
+    with pytest.raises(RuntimeFailure, match="holds weights v0, but v2 are requested"):
         Stage(requests=[replace(one, policy_version=2) for one in REQUESTS]).run()
 
 

@@ -255,7 +255,7 @@ def test_a_trial_gets_the_only_batch_of_a_phase_though_other_devices_are_ready_f
 def test_groups_that_break_again_and_again_end_the_phase(monkeypatch: pytest.MonkeyPatch):
     stage = Stage()
     stage.rendezvous.dead = lambda place: ["an unknown worker"]  # type: ignore[method-assign]
-    with pytest.raises(RuntimeFailure, match=r"although all members live.*all degrees of"):
+    with pytest.raises(RuntimeFailure, match=r"although all members are alive.*all degrees of"):
         stage.run()
 
 

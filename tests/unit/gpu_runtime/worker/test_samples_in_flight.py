@@ -96,7 +96,7 @@ def test_a_worker_generates_with_the_weights_it_is_asked_for_only():
     worker.use_training_weights(WeightsVersion(0))
     assert worker.notice() is None
     wanted = [request(0, 0)]
-    with pytest.raises(RuntimeFailure, match="holds weights v0, but v1 are asked for"):
+    with pytest.raises(RuntimeFailure, match="holds weights v0, but v1 are requested"):
         worker.begin_samples(WeightsVersion(1), 0, wanted, 1)
     (state,) = worker.begin_samples(WeightsVersion(0), 0, wanted, 1).states
     assert state.step == 1
@@ -104,7 +104,7 @@ def test_a_worker_generates_with_the_weights_it_is_asked_for_only():
     worker.load_weights(WeightsVersion(1), worker.weights())
     with pytest.raises(RuntimeFailure, match="no samples of lease 0 are in flight"):
         worker.advance_samples(0, 1)
-    with pytest.raises(RuntimeFailure, match="are asked for"):
+    with pytest.raises(RuntimeFailure, match="are requested"):
         worker.begin_samples(WeightsVersion(0), 1, [state], 1)
 
 

@@ -1,1 +1,1 @@
-"""Objectives, advantages, the policy and its training step, on one device or divided over several."""
+"""Objectives, advantages, the policy and its training step, on one or several devices."""

@@ -1,4 +1,4 @@
-"""From scored rollouts to samples to train on, by group-relative advantages (GRPO, arXiv 2402.03300).
+"""Turns scored rollouts into training samples, by group-relative advantages (GRPO, arXiv 2402.03300).
 
 A sample is compared with the others of its prompt. Shape suffixes: P prompts, G group, K rewards.
 """
@@ -19,22 +19,22 @@ from storage.config.run_config import AlgorithmConfig
 from storage.errors import RewardError, TrainingError
 
 _EPSILON = 1e-4
-"""Term added to the deviation, as in Flow-GRPO's public code, so that tiny spreads stay finite."""
+"""Term added to the deviation, as in Flow-GRPO's public code, to keep tiny spreads finite."""
 
 _NO_SPREAD = 1e-8
 """Largest deviation from the mean of a group without variance, which carries no gradient."""
 
 
 def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarray:
-    """Combine rewards: each is normalised in its prompt group, then weighted and added (GDPO, 2601.05242).
+    """Combine rewards: normalise each in its prompt group, then add them by weight (GDPO, 2601.05242).
 
-    In plain sums the reward that varies most dominates a group's normalisation; here each counts by its
-    weight. A reward that is the same for the whole group adds nothing. A sample that a reward does not count
-    for is left out of that reward's mean and deviation, and gets nothing from it: if it counted as 0, every
-    sample that counts would gain by that alone, and the gate's own reward would be paid twice.
+    In plain sums, the reward that varies most dominates a group's normalisation; here each counts by its
+    weight. A reward that is equal for the whole group adds nothing. A sample to which a reward does not
+    apply is excluded from that reward's mean and deviation and gets nothing from it: counting it as 0 would
+    favour all other samples and pay the gate's own reward twice.
 
     Args:
-        term_KPG: K rewards of P groups of G, any float type; NaN where a reward does not count.
+        term_KPG: K rewards of P groups of G, any float type; NaN where a reward does not apply.
 
     Returns:
         float64 of shape (P, G); each group's mean is 0.
@@ -46,7 +46,7 @@ def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarra
 
 
 def _normalised(value_G: np.ndarray) -> np.ndarray:
-    """Return standardised values of those that count; 0 for the others, and if all are equal."""
+    """Return standardised values where rewards apply; 0 elsewhere, and if all are equal."""
     counts_G = ~np.isnan(value_G)
     found_G = np.zeros_like(value_G)
     if counts_G.any():
@@ -65,7 +65,7 @@ class Advantages:
         value_PG: float64, clamped; 0 in dropped groups.
         kept_P: False if all of a group's rewards are equal and such groups are dropped, or if a reward is
             missing.
-        failed: number of groups in which a reward is missing.
+        failed: number of groups with a missing reward.
     """
 
     value_PG: np.ndarray
@@ -74,7 +74,7 @@ class Advantages:
 
     @property
     def dropped(self) -> int:
-        """Number of groups that were dropped because they have no variance."""
+        """Number of groups dropped for lack of variance."""
         return int((~self.kept_P).sum()) - self.failed
 
 
@@ -92,13 +92,13 @@ def group_advantages(
         judged_P: False if a reward of the group is missing; None if none is. Such a group is dropped whole,
             and the others are normalised without it: the mean and deviation of a smaller group would differ
             from the policy's, and rewards are rarely missing at random.
-        drop_equal: True to drop groups without variance; else their advantages are 0.
+        drop_equal: True to drop groups without variance; otherwise their advantages are 0.
 
     Raises:
         ValueError: if a reward is not finite or groups have fewer than 2 samples.
     """
     if reward_PG.ndim != 2 or reward_PG.shape[1] < 2:
-        raise ValueError(f"rewards have shape {reward_PG.shape}; (prompts, at least 2) is needed")
+        raise ValueError(f"rewards have shape {reward_PG.shape}; expected (prompts, at least 2)")
     if judged_P is not None and not judged_P.all():
         judged = group_advantages(reward_PG[judged_P], std, drop_equal=drop_equal)
         value_PG, kept_P = np.zeros(reward_PG.shape), np.zeros(len(judged_P), dtype=bool)
@@ -106,8 +106,8 @@ def group_advantages(
         return Advantages(value_PG, kept_P, int((~judged_P).sum()))
     reward = reward_PG.astype(np.float64)
     if not np.isfinite(reward).all():
-        raise ValueError("a reward is not finite; its group should have been left out")
-    # Row by row, so that a group's bits do not depend on other groups.
+        raise ValueError("a reward is not finite; its group should have been excluded")
+    # Row by row, so a group's bits do not depend on other groups.
     mean_P1, deviation_P1 = (np.array([of(row) for row in reward])[:, None] for of in (np.mean, np.std))
     centred = reward - mean_P1
     differs_P = np.abs(centred).max(axis=1) > _NO_SPREAD
@@ -129,18 +129,18 @@ def training_samples(
     """Return advantages of P groups of G, and the samples to train on: those of groups with variance.
 
     Groups without variance are included if `algorithm.zero_variance_groups` is `train`.
-    A group with an image that the scorer failed on is dropped whole, so that every group has G samples.
-    Rewards are the `normalised_sum` of scores' terms, if some have terms, and else the scores' values.
+    A group with an image on which the scorer failed is dropped whole, so every group has G samples.
+    Rewards are the `normalised_sum` of scores' terms if any have terms, otherwise the scores' values.
 
     Args:
         samples: P * G samples, the groups one after another.
         scores: their scores, in the same order.
         signal: figure of a score that counts (`reward.signal`).
-        policy_version: version of the weights that training begins with; samples of another one are stale.
-            None: the version that drew all samples.
+        policy_version: version of the weights that training begins with; samples of other versions are
+            stale. None: the version that drew all samples.
 
     Raises:
-        RewardError: if no group is judged whole.
+        RewardError: if no group is completely judged.
     """
     rewards = [score.value if signal == "graded" else float(score.exact) for score in scores]
     prompts = list(dict.fromkeys(sample.request.prompt_id for sample in samples))
@@ -151,12 +151,12 @@ def training_samples(
         first = next(score.error for score in scores if score.error is not None)
         raise RewardError(
             f"the scorer failed on {int(failed.sum())} of {len(scores)} images, at least one in each of the "
-            f"{len(prompts)} prompt groups; a group with a failed image is not trained on, so none is left. "
+            f"{len(prompts)} prompt groups; groups with a failed image are dropped, so none is left. "
             f"The first error was: {first}. Check the scorer, then resume the run"
         )
     weights = next(([term.weight for term in score.terms] for score in scores if score.terms), [])
     if weights:
-        # Without terms are pairs of the prompt file, and dropped groups, whose values do not matter.
+        # Pairs from the prompt file have no terms, nor do dropped groups, whose values do not matter.
         term_BK = np.array(
             [[term.value for term in score.terms] or [score.value] * len(weights) for score in scores],
             np.float64,
@@ -177,10 +177,10 @@ def training_samples(
 
 
 def check_versions(samples: Sequence[GeneratedSample], policy_version: int, oldest: int) -> None:
-    """Refuse samples of weights that training must not learn from.
+    """Refuse samples from weights that training must not learn from.
 
-    For samples of the current weights the ratio at the first update is checked too. For older ones this is
-    the only check: a device computes with weights of a version only while their checksum is that version's.
+    For samples of the current weights, the ratio at the first update is checked too. For older ones this is
+    the only check: a device computes with a version's weights only if their checksum matches.
 
     Args:
         policy_version: version of the weights that training begins with.
@@ -194,6 +194,6 @@ def check_versions(samples: Sequence[GeneratedSample], policy_version: int, olde
             request = sample.request
             raise TrainingError(
                 f"the sample of prompt {request.prompt_id}, seed {request.seed_index} in iteration "
-                f"{request.iteration} is of weights v{request.policy_version}; training from "
-                f"v{policy_version} takes v{oldest} to v{policy_version}. Resume from the last checkpoint"
+                f"{request.iteration} is from weights v{request.policy_version}; training from "
+                f"v{policy_version} accepts v{oldest} to v{policy_version}. Resume from the last checkpoint"
             )

@@ -1,9 +1,9 @@
 """The logical shards of an update, and the fixed tree that joins their gradients.
 
-An update's rows are cut into batches, which are numbered as they are cut. Batch j belongs to shard j mod K.
-A shard is a sum from zero over its batches in their order; shards are joined two by two, in a binary tree
-that depends on K alone. So an update has the same bits whichever devices compute its shards, and a shard lost
-with its device is computed again by another one from the same weights.
+An update's rows are cut into batches, numbered in order. Batch j belongs to shard j mod K. A shard is a sum
+from zero over its batches in order; shards are joined in pairs, in a binary tree that depends only on K. So
+an update has the same bits whichever devices compute its shards, and another device can recompute a lost
+shard from the same weights.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Objective, Row, TrainingSample
 
-if TYPE_CHECKING:  # the driver joins sums, and does without it
+if TYPE_CHECKING:  # the driver joins sums without it
     import torch
 
 Span = tuple[int, int]
-"""A node of the tree: the shards from the first number up to the second, which is not included."""
+"""A node of the tree: the shards from the first number up to, but excluding, the second."""
 
 Batch = tuple[int, Sequence[Row], float]
 """A batch: its shard, its rows and the weight of each."""
@@ -40,8 +40,8 @@ class ShardSum:
     """A sum over the rows of one or more shards.
 
     Attributes:
-        gradient: gradient of each weight by name, float32: tensors on a device, arrays on their way between
-            devices. A weight that no row has reached is missing.
+        gradient: gradient of each weight by name, float32: tensors on a device, arrays in transit between
+            devices. A weight that no row reached is missing.
         terms: sums of the rows' results.
     """
 
@@ -49,7 +49,7 @@ class ShardSum:
     terms: BatchTerms
 
     def plus(self, other: ShardSum) -> ShardSum:
-        """Return the sum of both; a sum of two float32 numbers has the same bits on every device."""
+        """Return the sum of both; adding two float32 numbers gives the same bits on every device."""
         mine, others = self.gradient, other.gradient
         both = {name: mine[name] + others[name] for name in mine.keys() & others.keys()}
         return ShardSum({**mine, **others, **both}, summed(self.terms, other.terms))
@@ -60,7 +60,7 @@ class ShardSum:
 
 
 def joined(parts: Mapping[Span, ShardSum], span: Span) -> ShardSum:
-    """Return the sum of a node, from nodes of the tree below it that hold all its shards."""
+    """Return a node's sum from nodes below it that cover all its shards."""
     if span in parts:
         return parts[span]
     left, right = _halves(span)
@@ -77,23 +77,23 @@ def nodes_of(shards: Collection[int], span: Span) -> Iterator[Span]:
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
-    """Return both children of a node; the left one has the largest power of two of shards that it can."""
+    """Return both children of a node; the left has the largest possible power of two of shards."""
     first, stop = span
     middle = first + 2 ** ((stop - first - 1).bit_length() - 1)
     return (first, middle), (middle, stop)
 
 
 def shares(shards: Sequence[int], devices: int) -> list[Sequence[int]]:
-    """Return consecutive shards for each device, as evenly as they divide."""
+    """Return consecutive shards for each device, divided as evenly as possible."""
     ends = [len(shards) * number // devices for number in range(devices + 1)]
     return [shards[first:stop] for first, stop in pairwise(ends)]
 
 
 class Batches:
-    """Rows cut into batches while they arrive, of which one process takes those of some shards.
+    """Cuts rows into batches as they arrive; a process takes those of its shards.
 
-    Processes that divide the weights (`together`) take turns of one batch each, as a batch needs all of them;
-    one that has none left computes a batch of weight 0.
+    Processes that divide the weights (`together`) each take one batch per turn, because a batch needs all
+    of them; a process without a batch computes one of weight 0.
 
     Args:
         size: rows of a batch.
@@ -109,7 +109,7 @@ class Batches:
         self._cut = 0
 
     def add(self, rows: Sequence[Row]) -> Iterator[Batch]:
-        """Add rows, and yield own batches as soon as they are whole."""
+        """Add rows, and yield own batches as soon as they are full."""
         self._waiting += rows
         while len(self._waiting) >= self._turn:
             turn = self._waiting[: self._turn]
@@ -135,9 +135,9 @@ class Batches:
 
 
 class Accumulation:
-    """The sums of an update's shards that one process computes, batch by batch while samples still arrive.
+    """The sums of an update's shards in one process, computed batch by batch while samples arrive.
 
-    The gradient of the shard that was computed last is in the weights, those of others are kept aside.
+    The last computed shard's gradient is in the weights; those of other shards are kept aside.
 
     Args:
         weights: trained weights by name; none of them has a gradient yet.
@@ -152,12 +152,12 @@ class Accumulation:
         self._current = -1
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Add samples, and compute batches as soon as they are whole."""
+        """Add samples, and compute batches as soon as they are full."""
         for batch in self._batches.add(self._objective.rows(samples)):
             self._compute(*batch)
 
     def take(self, shards: Collection[int]) -> dict[Span, ShardSum]:
-        """Compute the remaining rows, and return the sums of shards, of which each is there once."""
+        """Compute the remaining rows, and return each shard's sum once."""
         for batch in self._batches.end():
             self._compute(*batch)
         self._change_to(-1)
@@ -174,7 +174,7 @@ class Accumulation:
             self._terms[shard] = summed(self._terms[shard], terms)
 
     def _change_to(self, shard: int) -> None:
-        """Put a shard's gradient into the weights, and the current one aside; -1 stands for none."""
+        """Put a shard's gradient into the weights and the current one aside; -1 means none."""
         if shard == self._current:
             return
         found = {name: weight.grad for name, weight in self._weights.items() if weight.grad is not None}

@@ -1,4 +1,4 @@
-"""A LoRA layer that computes in the precision of the model, with weights in float32."""
+"""A LoRA layer that computes in the model's precision, with float32 weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class LoraLinear(lora.Linear):
     """PEFT's layer, except on a bfloat16 model, where it computes in bfloat16.
 
     PEFT computes float32 adapters in float32, with seven passes over the activations in memory. Here the
-    weights are rounded to bfloat16 for each product, as under autocast, and the second product adds itself to
-    the base layer's output. A batch's gradients are rounded in the same way; their sum over batches, the
-    moments and the weights themselves stay in float32. On a float32 model the bits are those of PEFT's layer.
+    weights are rounded to bfloat16 for each product, as under autocast, and the second product accumulates
+    into the base layer's output. A batch's gradients are rounded too, but their sum over batches, the
+    moments and the weights stay in float32. On a float32 model the bits equal those of PEFT's layer.
 
     Attributes:
-        keeps_rounded: True to keep the rounded weights while no gradient is computed, until they change: else
-            one in seven kernels of Qwen-Image's denoising step rounds them again. Every change must raise the
-            version of the weight's tensor, as all changes in place do except FSDP's.
+        keeps_rounded: True to keep the rounded weights until they change, while no gradient is computed;
+            otherwise one in seven kernels of Qwen-Image's denoising step rounds them again. Every change must
+            raise the version of the weight's tensor, as all in-place changes do except FSDP's.
     """
 
     keeps_rounded = False
@@ -31,7 +31,7 @@ class LoraLinear(lora.Linear):
 
         Args:
             x: input, shape (..., inputs).
-            args: further arguments of the base layer; with any, PEFT's implementation is used.
+            args: further arguments of the base layer; if any, PEFT's implementation is used.
         """
         name = next(iter(self.active_adapters), "")
         if x.dtype != torch.bfloat16 or args or kwargs or not self._is_plain(name):
@@ -57,7 +57,7 @@ class LoraLinear(lora.Linear):
         return self._kept[1]
 
     def _is_plain(self, name: str) -> bool:
-        """Return True if one adapter is active, without anything that PEFT's layer would add to it."""
+        """Return True if one adapter is active, without any of PEFT's extras."""
         return (
             len(self.active_adapters) == 1
             and name in self.lora_A

@@ -1,4 +1,4 @@
-"""The policy: a transformer with the weights that training changes, and its reference."""
+"""The policy: a transformer with trained weights, and its reference."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from storage.errors import ModelError
 
 
 class Policy:
-    """A model and the part of its weights that is trained.
+    """A model and its trained weights.
 
-    With `lora` only low-rank adapters are trained, and the reference policy is the same model with
-    the adapters off, or with those it started from. With `full` all weights are trained, and the reference is
-    a copy of them as loaded.
+    With `lora` only low-rank adapters are trained, and the reference policy is the same model with adapters
+    off, or with those it started from. With `full` all weights are trained, and the reference is a copy of
+    them as loaded.
 
     Args:
         model: loaded model; its transformer gets the adapters.
-        seed: seed of the adapters' random half, so that every worker builds the same ones.
+        seed: seed of the adapters' random half, so every worker builds the same ones.
         keeps_reference: True if `reference()` will be used; a copy of weights needs memory for it.
         adapter: LoRA to start from (`model.adapter`); empty to start at the model itself.
         adapter_is_reference: True if that LoRA belongs to the reference policy.
@@ -70,7 +70,7 @@ class Policy:
             self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
 
     def _prepare(self, transformer: torch.nn.Module) -> None:
-        """Change the transformer before its trained weights are listed."""
+        """Prepare the transformer before its trained weights are listed."""
         layers: Any = transformer.modules()
         for layer in layers:
             if hasattr(layer, "keeps_rounded"):
@@ -96,7 +96,7 @@ class Policy:
         return {name: _local_copy(weight) for name, weight in self.trained.items()}
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
-        """Return the whole of a state from this process's part of it, which is already the whole."""
+        """Return the whole state from this process's part, which already is the whole."""
         return dict(local)
 
     def shard(self, full: Mapping[str, np.ndarray]) -> WeightState:
@@ -107,7 +107,7 @@ class Policy:
         """Replace the trained weights.
 
         Raises:
-            ModelError: if names or shapes differ from this policy's; then no weight has changed.
+            ModelError: if names or shapes differ from this policy's; no weight has then changed.
         """
         if state.keys() != self.trained.keys():
             odd = sorted(state.keys() ^ self.trained.keys())[:3]
@@ -137,10 +137,10 @@ class Policy:
     def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Exchange the trained weights for others within this context.
 
-        Tensor by tensor, as a further copy of all may not fit on the device.
+        Tensor by tensor, because another copy of all may not fit on the device.
 
         Args:
-            weights: the others, by name; meanwhile these tensors have the values of the trained ones.
+            weights: the others, by name; meanwhile these tensors hold the trained values.
         """
         exchanged: list[str] = []
         try:
@@ -165,7 +165,7 @@ def _exchange(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, seed: int) -> None:
-    # Imported here: it takes seconds in every worker, and full training does not need it.
+    # Imported here: the import takes seconds in every worker, and full training does not need it.
     from peft import LoraConfig
 
     from gpu_runtime.learning.lora_layer import LoraLinear
@@ -186,12 +186,12 @@ def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, se
                 f"adaptation.targets={list(adaptation.targets)} names no layer of this model: {error}"
             ) from error
     for weight in transformer.parameters():
-        if weight.requires_grad:  # the adapters alone; they take the precision of the model
+        if weight.requires_grad:  # only the adapters; they take the model's precision
             weight.data = weight.data.float()
 
 
 def _refuse_coarse(trained: Mapping[str, torch.nn.Parameter]) -> None:
-    """Refuse coarse weights: an update of 3e-4 is lost on a bfloat16 0.1, 5e-4 from its neighbours."""
+    """Refuse coarse weights: a bfloat16 0.1 loses an update of 3e-4, since its neighbours are 5e-4 away."""
     coarse = [name for name, weight in trained.items() if weight.dtype != torch.float32]
     if coarse:
         raise ModelError(

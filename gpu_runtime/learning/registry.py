@@ -29,15 +29,15 @@ class ObjectivePlugin:
     """An objective that `algorithm.objective` can name: how to build it from settings.
 
     Attributes:
-        build: class of it, or a function: of a policy, its sampler, the settings of sampling, the weight of
-            the KL to the reference policy, and options.
+        build: its class, or a function, of a policy, its sampler, the sampling settings, the weight of the KL
+            to the reference policy, and options.
         title: name of the method in texts; empty for the name in the settings.
         clips_ratio: True if it clips the ratio of new to old probabilities.
-        needs_reference: True if it needs the reference policy, whatever `algorithm.kl_weight` is.
-        takes_pairs: True if it can train on two pictures of a prompt file, of which one is preferred.
-        rows: function of the settings of sampling and of the algorithm, and options, that returns the rows of
-            a sample in training, on average.
-        check: function of the same that refuses settings that do not fit its options; raises
+        needs_reference: True if it needs the reference policy whatever `algorithm.kl_weight` is.
+        takes_pairs: True if it can train on a prompt file's pairs of a preferred and a rejected picture.
+        rows: returns a sample's average number of rows in training, given the settings of sampling and of
+            the algorithm, and options.
+        check: refuses settings that do not fit its options, given the same arguments; raises
             `ConfigurationError`.
     """
 
@@ -69,7 +69,7 @@ def build_objective(
 
 
 def keeps_reference(algorithm: AlgorithmConfig, evaluation: EvaluationConfig) -> bool:
-    """Return True if training needs the policy before training: for its objective or a KL, or after an alarm.
+    """Return True if training needs the initial policy, for its objective or a KL, or after an alarm.
 
     Raises:
         ConfigurationError: if there is no objective of that name.
@@ -78,7 +78,7 @@ def keeps_reference(algorithm: AlgorithmConfig, evaluation: EvaluationConfig) ->
 
 
 def passes_reference(algorithm: AlgorithmConfig) -> bool:
-    """Return True if every row takes a forward pass of the reference policy, too.
+    """Return True if every row also takes a forward pass of the reference policy.
 
     Raises:
         ConfigurationError: if there is no objective of that name.
@@ -113,7 +113,7 @@ def _check_grpo(
     if tolerance > options.clip_range:
         raise ConfigurationError(
             f"algorithm.ratio_tolerance is {tolerance}, above algorithm.options.clip_range="
-            f"{options.clip_range}: a ratio that is off by more would be clipped unseen; lower it"
+            f"{options.clip_range}: a larger deviation of the ratio would be clipped unseen; lower it"
         )
 
 
@@ -135,12 +135,12 @@ def _check_dpo(sampling: SamplingConfig, algorithm: AlgorithmConfig, options: Dp
     if sampling.batch_size % 2:
         raise ConfigurationError(
             f"sampling.batch_size is {sampling.batch_size} with algorithm.objective="
-            f"{algorithm.objective}: the two images of a pair are in one batch; set an even number"
+            f"{algorithm.objective}: a pair's two images share a batch; set an even number"
         )
     if algorithm.zero_variance_groups == "train":
         raise ConfigurationError(
             f"algorithm.zero_variance_groups is train with algorithm.objective={algorithm.objective}: "
-            "samples of equal reward are no pair; set it to drop"
+            "samples of equal reward do not form a pair; set it to drop"
         )
 
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OffPolicyFigures:
-    """Figures of an iteration's samples of older weights, before any weight changes.
+    """Figures of an iteration's samples from older weights, before any weight changes.
 
     Attributes:
         samples: number of samples that older weights drew.
         ratio_spread: root mean square of the logarithm of the probability ratio over stochastic steps; if
             sampling is an ODE, that of a denoising step's change relative to its length.
-        kl: estimate of the divergence of the new policy from the old one, per step and number of the latents:
-            the mean of r - 1 - log r (Schulman, *Approximating KL divergence*, 2020); 0 for an ODE.
-        clip_share: share of these samples' steps without a gradient at the first update, because their ratio
-            is out of the objective's clip range.
+        kl: estimated divergence of the new policy from the old one, per step and latent element: the mean of
+            r - 1 - log r (Schulman, *Approximating KL divergence*, 2020); 0 for an ODE.
+        clip_share: share of these samples' steps without a gradient at the first update, because their
+            ratio is outside the objective's clip range.
     """
 
     samples: int
@@ -33,8 +33,8 @@ class TrainingReport:
         training_steps: optimiser steps taken; 0 if no group had variance.
         loss, kl, clip_share, gradient_norm: means over the iteration's updates.
         ratio_deviation: largest |ratio - 1| at the first update, before any weight changed; objectives on
-            final images look at one batch of stochastic steps. Samples of older weights are left out.
-        off_policy: figures of these; None if there are none.
+            final images check one batch of stochastic steps. Samples from older weights are excluded.
+        off_policy: figures of those samples; None if there are none.
         ratio_mean: mean over the updates of the probability ratio of the policy to the one that drew the
             samples; 0 if no update was taken, or the objective has no ratio.
         approx_kl: estimate of the divergence of the two, as in `OffPolicyFigures`.

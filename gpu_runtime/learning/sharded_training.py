@@ -1,12 +1,12 @@
-"""Training on several devices: a policy with weights divided over processes (torch's FSDP2), and its trainer.
+"""Training on several devices: a policy whose weights are divided over processes (FSDP2), and its trainer.
 
 Each process holds a part of every weight, gathers a block's weights when that block computes, and releases
-them again. Then all processes must do the same things in the same order: each forward pass, `state`,
-`load` of the same weights. Between `gather` and `divide` each process has all weights beside its part.
-Then forward passes, `state` and `load` need no other process, so each process generates by itself.
+them again. All processes must then do the same things in the same order: each forward pass, `state`, and
+`load` of the same weights. Between `gather` and `divide`, each process has all weights beside its part, so
+forward passes, `state` and `load` need no other process, and each process generates by itself.
 
-Every process is given all samples and computes every n-th batch; gradients are summed. Means, the check
-of the ratio, the gradient's norm, and so all decisions, are the same in all processes.
+Every process gets all samples and computes every n-th batch; gradients are summed. Means, the ratio check,
+the gradient's norm and therefore all decisions are the same in all processes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from storage.config.run_config import AdaptationConfig, RunConfig
 class ShardedPolicy(Policy):
     """A policy over the processes of a group; it computes the same as `Policy`.
 
-    The adapters are added before the weights are divided, so they are divided too. So are the frozen
-    weights, which are the large part.
+    Adapters are added before the weights are divided, so they are divided too, as are the frozen weights,
+    which are the largest part.
 
     Args:
         model: loaded model with the same weights in every process, on this process's device.
@@ -71,8 +71,8 @@ class ShardedPolicy(Policy):
         """Release all weights except this process's shard, to train."""
         if not self.is_gathered:
             return
-        # It also forgets the last forward passes: FSDP prefetches weights in the order in which the last
-        # passes used them, and each process has had different passes.
+        # It also forgets the last forward passes: FSDP prefetches weights in the order of their last use,
+        # and each process had different passes.
         self._root.reset_iter_state()
         self._root.set_reshard_after_forward(True)
         self.is_gathered = False
@@ -104,7 +104,7 @@ class ShardedPolicy(Policy):
                 here[name].copy_(torch.from_numpy(np.array(state[name])))
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
-        """Return the whole of a state from every process's part of it; a collective."""
+        """Return the whole state from every process's part; a collective."""
         full: WeightState = {}
         for name in local:
             weight = self.trained[name]
@@ -138,8 +138,8 @@ class ShardedPolicy(Policy):
         mesh = DeviceMesh.from_group(self.group, self.model.device.type)
         names = set(getattr(transformer, "_no_split_modules", None) or ())
         blocks = [module for module in transformer.modules() if type(module).__name__ in names]
-        # Resharding after the forward pass, of the outermost module too: weights that stayed gathered
-        # would be stale after `load` or a visit to the reference.
+        # Reshard after the forward pass, even the outermost module: weights that stayed gathered would
+        # be stale after `load` or a visit to the reference.
         for module in (*blocks, transformer):
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
         self._parts = [module for module in transformer.modules() if isinstance(module, FSDPModule)]
@@ -157,8 +157,8 @@ class ShardedPolicy(Policy):
 class ShardedTrainer(Trainer):
     """A trainer with its process's part of the optimiser and of the moving average.
 
-    A process that fails in the middle of an update leaves the others waiting until they are ended, or until
-    the group's time-out.
+    A process that fails during an update leaves the others waiting until they are ended or the group times
+    out.
     """
 
     def __init__(self, policy: ShardedPolicy, sampler: Sampler, config: RunConfig) -> None:

@@ -1,6 +1,6 @@
 """Gathering and sharding of tensors over the processes of a group. Any shape.
 
-Plain tensors pass through, so that code for one process need not distinguish. Gathering is a collective:
+Plain tensors pass through, so code for one process need not distinguish them. Gathering is a collective:
 every process of the group must do it, in the same order.
 """
 
@@ -30,7 +30,7 @@ def gathered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_like(full: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a full tensor sharded as `like` is; every process has all of it, so nothing is sent."""
+    """Return a full tensor sharded like `like`; every process has all of it, so nothing is sent."""
     if not is_sharded(like):
         return full
     from torch.distributed.tensor import distribute_tensor

@@ -1,13 +1,13 @@
-"""The optimiser steps of an iteration: from samples and advantages to new weights.
+"""An iteration's optimiser steps: from samples and advantages to new weights.
 
 Determinism: rows are ordered by the samples' identity and computed in batches of the sampler's fixed shape,
-so the same samples give the same weights to the bit, and an iteration's first update computes the policy as
-the rollout did. Samples may arrive one prompt group at a time (`add`): no weight changes before `finish`, and
-rows are cut into batches in the order in which they arrive, however they are grouped, so an update has the
-same bits as if its samples had come all at once. `blobs` and `restore` save and restore all state to the bit.
+so the same samples give bit-identical weights, and an iteration's first update computes the policy as the
+rollout did. Samples may arrive one prompt group at a time (`add`): no weight changes before `finish`, and
+rows are cut into batches in order of arrival, however they are grouped, so an update has the same bits as if
+all samples had come at once. `blobs` and `restore` save and restore all state to the bit.
 
 Several trainers with all weights each sum their own shards of an update (`sums`), and all take the step with
-the sum of all shards (`step`), so that each of them holds the run's whole state to the bit.
+the sum of all shards (`step`), so each holds the run's whole state to the bit.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 class MovingAverage:
     """A moving average: decay * average + (1 - decay) * weights, after every `interval` training steps.
 
-    The first steps use the smaller decay (1 + n) / (10 + n), as diffusers does, so that the average soon
-    forgets the untrained weights.
+    The first steps use the smaller decay (1 + n) / (10 + n), as in diffusers, so the average soon forgets
+    the untrained weights.
 
     Args:
         decay: decay in [0, 1); 0 makes the average the weights themselves.
@@ -62,7 +62,7 @@ class MovingAverage:
         """Count one training step; move the average when it is due.
 
         Args:
-            read: function that copies the current weights; called only when they are needed.
+            read: copies the current weights; called only when needed.
         """
         self.training_steps += 1
         if self.training_steps % self._interval:
@@ -81,7 +81,7 @@ class MovingAverage:
 
 
 class Trainer:
-    """The owner of a policy's optimiser and moving average.
+    """Owns a policy's optimiser and moving average.
 
     Args:
         sampler: source of conditioning and schedule, the same as in the rollout.
@@ -110,7 +110,7 @@ class Trainer:
         return self.policy.full_state(self.average.state)
 
     def set_kl_weight(self, weight: float) -> None:
-        """Use another weight of the KL to the reference policy from the next training step on.
+        """Set the weight of the KL to the reference policy from the next training step on.
 
         Args:
             weight: at least 0; above 0 the policy must have its reference (`keeps_reference`).
@@ -130,11 +130,11 @@ class Trainer:
         return self.finish()
 
     def begin(self, shards: Sequence[int] | None = None) -> None:
-        """Begin an iteration, and forget one that was not completed.
+        """Begin an iteration, and forget any uncompleted one.
 
         Args:
-            shards: shards that this trainer computes, those of the first update while samples still arrive;
-                None for all.
+            shards: shards that this trainer computes, for the first update while samples still arrive; None
+                for all.
         """
         self.optimizer.zero_grad()
         self._objective.end()
@@ -150,20 +150,20 @@ class Trainer:
         self._off_policy: OffPolicyFigures | None = None
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Add whole prompt groups; gradients of the first update are computed at once.
+        """Add whole prompt groups, and compute gradients of the first update at once.
 
         Groups are assigned to the updates in turn.
 
         Args:
-            samples: samples in any order, of prompts that come after all earlier ones.
+            samples: samples in any order, of prompts after all earlier ones.
 
         Raises:
-            TrainingError: if an advantage is not finite; then these samples are not kept.
+            TrainingError: if an advantage is not finite; these samples are then not kept.
         """
         ordered = sorted(samples, key=lambda sample: sample.request)
         if not all(math.isfinite(sample.advantage) for sample in ordered):
-            raise TrainingError("an advantage is not finite; the rewards of its group are broken")
-        # Resident encoders need no such care: a trainer encodes the prompts of its shards as it reaches them.
+            raise TrainingError("an advantage is not finite; its group's rewards are broken")
+        # Resident encoders need no such care: a trainer encodes its shards' prompts as it reaches them.
         if self._config.model.encoders == "offload":
             self._sampler.encode(sample.request for sample in ordered)
         first = []
@@ -182,9 +182,9 @@ class Trainer:
         """Take the training steps on the added samples.
 
         Raises:
-            TrainingError: if the first update's ratio is off by more than the tolerance (then no weight has
-                changed), or if a loss or a gradient is not finite (the updates before it stay; a run goes
-                back to its checkpoint); see also `end`.
+            TrainingError: if the first update's ratio is off by more than the tolerance (no weight has then
+                changed), or if a loss or a gradient is not finite (earlier updates stay; a run returns to its
+                checkpoint); see also `end`.
         """
         updates = len(self._samples())
         for update in range(updates):
@@ -192,16 +192,16 @@ class Trainer:
         return self.end()
 
     def sums(self, update: int, shards: Sequence[int]) -> dict[Span, ShardSum]:
-        """Return the sums of shards of an update: the largest nodes of the tree that these shards make.
+        """Return sums of an update's shards: the largest nodes of the tree that these shards form.
 
-        Weights are those before the update's step. Those of the first update come from the samples added so
-        far; other shards than `begin` was given are computed from the update's samples.
+        Weights are those before the update's step. The first update's sums come from the samples added so
+        far; shards not given to `begin` are computed from the update's samples.
         """
         parts = {} if update else self._first.take(shards)
         missing = [shard for shard in shards if (shard, shard + 1) not in parts]
         if missing:
             if update and (unkept := [shard for shard in missing if shard not in self._kept]):
-                with self.policy.holding(self._began):  # they are of a trainer that was lost
+                with self.policy.holding(self._began):  # they belong to a lost trainer
                     self._keep(unkept, update)
             late = self._accumulation(missing)
             late.add(self._samples()[update])
@@ -212,7 +212,7 @@ class Trainer:
         """Take an update's training step.
 
         Args:
-            update: index of the update; they are taken in their order.
+            update: index of the update; updates go in order.
             total: sum of all its shards.
 
         Raises:
@@ -227,7 +227,7 @@ class Trainer:
         if not update:
             self._deviation = float(np.maximum(self._deviation, terms.deviation))  # NaN if either is
             self._check_ratio(self._deviation)
-            # No weight has changed: a step that is out of the clip range is out of it by its age.
+            # No weight has changed, so age puts a step outside the clip range.
             of_it = sum(sample.stale for sample in chosen) / len(chosen)
             if self._off_policy is not None and of_it:
                 self._off_policy = replace(self._off_policy, clip_share=terms.clipped / of_it)
@@ -237,16 +237,16 @@ class Trainer:
         self._figures += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl, *of_pairs)
 
     def end(self) -> TrainingReport:
-        """Report on the iteration's training steps, and begin another one.
+        """Report on the iteration's training steps, and end it.
 
         Raises:
-            TrainingError: if no weight has had a gradient, in this iteration or an earlier one.
+            TrainingError: if no weight ever had a gradient, in this iteration or an earlier one.
         """
         updates = len(self._samples())
         if updates and not self.optimizer.state:
             raise TrainingError(
-                "no weight that is trained had a gradient: all noise levels of the samples are those of a "
-                "frozen transformer; set model.options.experts to both, or change sampling.window_stop or "
+                "no trained weight had a gradient: all of the samples' noise levels belong to a frozen "
+                "transformer; set model.options.experts to both, or change sampling.window_stop or "
                 "algorithm.options.times"
             )
         loss, kl, clipped, norm, *further = (self._figures / max(updates, 1)).tolist()
@@ -257,7 +257,7 @@ class Trainer:
     def blobs(self) -> dict[str, bytes]:
         """Return weights, moving average and optimiser moments, one safetensors file each.
 
-        If the weights are divided over processes this is a collective, and each process gets everything.
+        If the weights are divided over processes, this is a collective, and each process gets everything.
 
         Raises:
             TrainingError: if a number in it is not finite, which would make the checkpoint useless.
@@ -265,8 +265,8 @@ class Trainer:
         names = list(self.policy.trained)
         moments: dict[str, np.ndarray] = {}
         for name, weight in self.policy.trained.items():
-            # A weight that never had a gradient has no moments. They are sorted: gathering is a collective,
-            # and the order of a file's tensors differs between processes.
+            # A weight that never had a gradient has no moments. Sort them: gathering is a collective, and
+            # the order of a file's tensors differs between processes.
             for moment, value in sorted(self.optimizer.state.get(weight, {}).items()):
                 moments[f"{moment}/{name}"] = gathered(value.detach()).cpu().numpy()
         counts = {"training_steps": np.array([self.average.training_steps], np.int64)}
@@ -322,7 +322,7 @@ class Trainer:
         if not (math.isfinite(terms.loss) and math.isfinite(terms.kl)):
             self.optimizer.zero_grad()
             raise TrainingError(
-                f"the loss of {place} is {terms.loss}, its KL {terms.kl}: no weight was changed by it; lower "
+                f"the loss of {place} is {terms.loss}, its KL {terms.kl}: it changed no weight; lower "
                 f"optimizer.learning_rate={self._config.optimizer.learning_rate}, or resume from the last "
                 "checkpoint"
             )
@@ -332,7 +332,7 @@ class Trainer:
         return [samples for samples in self._updates if samples]
 
     def _look_before_steps(self) -> None:
-        """Measure how far samples are from the policy, and keep what later updates need of it."""
+        """Measure how far samples are from the policy, and keep what later updates need from it."""
         samples = [sample for update in self._samples() for sample in update]
         stale = sorted((one for one in samples if one.stale), key=lambda one: one.request)
         if stale:
@@ -343,7 +343,7 @@ class Trainer:
             self._began = {name: weight.detach().clone() for name, weight in self.policy.trained.items()}
 
     def _keep(self, shards: Sequence[int], first: int) -> None:
-        """Keep what updates from the first one on need of the policy that began the iteration."""
+        """Keep what updates, from the first on, need from the policy that began the iteration."""
         for samples in self._samples()[first:]:
             batches = self._batches(shards)
             for _, rows, _ in [*batches.add(self._objective.rows(samples)), *batches.end()]:
@@ -374,7 +374,7 @@ class Trainer:
         """Clip, step and average; return the gradient's norm before clipping.
 
         Raises:
-            TrainingError: if the norm is not finite; then no weight has changed.
+            TrainingError: if the norm is not finite; no weight has then changed.
         """
         settings = self._config.optimizer
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
@@ -384,7 +384,7 @@ class Trainer:
             cause = self._not_finite()
             self.optimizer.zero_grad()
             raise TrainingError(
-                f"the gradient's norm in {place} is {norm}: {cause}. No weight was changed by it; lower "
+                f"the gradient's norm in {place} is {norm}: {cause}. It changed no weight; lower "
                 f"optimizer.learning_rate={settings.learning_rate}, or resume from the last checkpoint"
             )
         # Only after the check: a norm that is not finite would spread to all gradients.
@@ -399,8 +399,8 @@ class Trainer:
         return norm
 
     def _not_finite(self) -> str:
-        """Return a text on the first gradient that is not finite, of those that this process holds."""
+        """Describe the first gradient of this process that is not finite."""
         for name, weight in self.policy.trained.items():
             if weight.grad is not None and not torch.isfinite(local_shard(weight.grad)).all():
                 return f"the gradient of {name} is not finite"
-        return "it overflows, or a part of it that another device holds is not finite"
+        return "it overflows, or another device's part of it is not finite"

@@ -1,4 +1,4 @@
-"""Weights that are sent from the trainer to the workers: numpy arrays, their checksum, and two checks."""
+"""Weights sent from the trainer to the workers: numpy arrays, their checksum, and two checks."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def refuse_not_finite(state: Mapping[str, np.ndarray], what: str) -> None:
     """Refuse weights, or arrays that belong to them, that are not finite, before they are sent or saved.
 
     Raises:
-        TrainingError: if one is not finite; with the name of the first.
+        TrainingError: if one is not finite; it names the first.
     """
     for name in sorted(state):
         bad = state[name].size - int(np.count_nonzero(np.isfinite(state[name])))
         if bad:
             raise TrainingError(
-                f"{bad:,} of the {state[name].size:,} numbers of {name} are not finite in {what}; nothing of "
-                "it was published or saved. Resume from the last checkpoint, with a lower "
-                "optimizer.learning_rate if it comes again"
+                f"{bad:,} of the {state[name].size:,} numbers of {name} are not finite in {what}; nothing "
+                "was published or saved. Resume from the last checkpoint, with a lower "
+                "optimizer.learning_rate if this happens again"
             )
 
 
@@ -52,6 +52,6 @@ def check_sync(published: str, before: str) -> None:
     """
     if published == before:
         raise TrainingError(
-            f"the weight sync changes nothing: weights after training have the checksum of before, {before}; "
+            f"the weight sync changes nothing: weights have the same checksum as before training, {before}; "
             "check that gradients reach the weights and that rounding does not swallow the learning rate"
         )

@@ -1,16 +1,16 @@
-"""How many spot devices a run rents, and when trainers leave a rollout, by measured times and prices. Pure.
+"""Decides how many spot devices to rent and when trainers leave a rollout, from times and prices; pure.
 
 The live run and the simulator call the same functions. With R reserved devices, n spot devices, B batches of
 b seconds each and r seconds of an iteration without rollout, an iteration takes
 T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·(n·T(n) - min(n, u)·r), where u spot devices are
-of use beside training: any number if they explore there, those that train, or none. Another instance
-pays off while the time that it saves, times what waits meanwhile, is more than its price: while C falls.
-How fast the number grows is bounded by the rule of AstraFlow (`generate_balance_report`): G' = ⌈G / (1 - f)⌉,
-f the trainer's share of waiting.
+useful during training: any number if they explore, those that train, or none. Another instance pays off
+while C falls, that is, while the time it saves, times the price of what waits, exceeds its own price.
+AstraFlow's rule bounds the growth of the number (`generate_balance_report`): G' = ⌈G / (1 - f)⌉, where f is
+the trainer's share of waiting.
 
-RLBoost (arXiv 2510.19225) calls the time that trainers roll out before they train seeding: too short, and
-they wait for samples; too long, and the spot devices wait for them. Here trainers decide before each of their
-batches (`runtime.trainers_leave`), and T(n) is given by `IterationForecast.course`.
+RLBoost (arXiv 2510.19225) calls the time that trainers roll out before training "seeding": if too short, they
+wait for samples; if too long, the spot devices wait for them. Here trainers decide before each of their
+batches (`runtime.trainers_leave`), and `IterationForecast.course` gives T(n).
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 LEAST_GAIN = 0.02
-"""Share of an iteration's cost that giving instances back must save: getting an instance back costs another
-start, and times vary."""
+"""Share of an iteration's cost that giving instances back must save, because getting one back costs another
+start and times vary."""
 
 LEAST_WAIT = 0.10
 """The trainer's share of waiting above which AstraFlow asks for more generators."""
 
 _REMEMBERED = 5
-"""Number of newest iterations whose median time counts: prompts and machines change during a run."""
+"""Number of newest iterations over which times are medians; prompts and machines change during a run."""
 
 
 @dataclass(frozen=True)
 class IterationForecast:
-    """The work of the next iteration, and the times that it takes.
+    """The next iteration's work and times.
 
     Attributes:
         batch_s: seconds that a device takes for a batch.
         rest_s: seconds of the iteration outside its rollout and `train_s`.
-        start_s: seconds that a new device is paid for before it has loaded.
+        start_s: paid seconds of a new device before it has loaded.
         left: iterations left, including the next one, at least 1.
         trainers: devices that leave the rollout to train; 0 if they stay, with training in `rest_s`.
         train_s: seconds of that training, which may begin before the rollout ends.
@@ -54,7 +54,7 @@ class IterationForecast:
     train_s: float = 0.0
 
     def rollout_s(self, devices: int) -> float:
-        """Return the seconds of the rollout on this many devices, at least 1: whole batches, in turns."""
+        """Return the seconds of the rollout on this many devices, at least 1, in turns of whole batches."""
         return self.course(devices)[0]
 
     def iteration_s(self, devices: int) -> float:
@@ -68,8 +68,8 @@ class IterationForecast:
     def course(self, devices: int) -> tuple[float, float]:
         """Return when the rollout ends, and when both it and the training have ended, in seconds.
 
-        The trainers leave by `LiveWindow`'s formula, each after the same number of batches. They train as
-        samples come: from the first batch on, and after the last turn on the samples of that turn.
+        The trainers leave by `LiveWindow`'s formula, each after equally many batches. They train as samples
+        arrive: from the first batch on, and after the last turn on its samples.
         """
         others, turns = devices - self.trainers, math.ceil(self.batches / devices)
         if not self.trainers or others <= 0:
@@ -93,10 +93,10 @@ class RentingTerms:
     """The devices that a run has and may rent, with their prices.
 
     Attributes:
-        reserved: devices that stay, at least 1; all of them roll out.
+        reserved: devices that stay, at least 1; all roll out.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device.
         most: largest number of spot devices that the settings allow.
-        used_beside: most spot devices that are of use beside training; infinite if they explore there.
+        used_beside: most spot devices that are useful during training; infinite if they explore.
     """
 
     reserved: int
@@ -114,12 +114,12 @@ class RentingTerms:
         return (self.reserved_usd_per_hour * reserved_s + self.spot_usd_per_hour * spot_s) / 3600
 
     def cost_to_the_end(self, forecast: IterationForecast, spot: int, held: int) -> float:
-        """Return the dollars of the iterations left, and of starting the devices above those `held`.
+        """Return the dollars of the remaining iterations and of starting devices beyond those `held`.
 
         Args:
             forecast: of an iteration.
             spot: spot devices wanted.
-            held: spot devices now; those above them are started.
+            held: current spot devices; further ones must be started.
         """
         starting_s = max(0, spot - held) * forecast.start_s
         return forecast.left * self.cost_usd(forecast, spot) + self.spot_usd_per_hour * starting_s / 3600
@@ -127,7 +127,7 @@ class RentingTerms:
 
 @dataclass(frozen=True)
 class CapacityDecision:
-    """The number of spot devices wanted, and the reason in words."""
+    """The number of spot devices wanted, and the reason as text."""
 
     wanted: int
     reason: str
@@ -136,12 +136,12 @@ class CapacityDecision:
 def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
     """Return how many spot devices the next iteration should have: all that may be, before any forecast.
 
-    This is the cheapest number within reach, the smallest on a tie. The cost of new devices until they
-    begin is included. Devices are given back only if that saves `LEAST_GAIN`.
+    This is the cheapest number within reach, the smallest on a tie, including the cost of new devices
+    until they begin. Devices are given back only if that saves `LEAST_GAIN`.
 
     Args:
-        forecast: forecast of the next iteration; None before times have been measured: all devices that the
-            settings allow are then wanted.
+        forecast: forecast of the next iteration; None before times are measured, when all devices that the
+            settings allow are wanted.
         terms: prices and bounds.
         held: spot devices rented now.
     """
@@ -157,11 +157,11 @@ def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, hel
 
 
 def most_generators(forecast: IterationForecast, generators: int) -> int:
-    """Return AstraFlow's bound on the devices that roll out next, by the time that training waits."""
+    """Return AstraFlow's bound on the devices that roll out next, from the time that training waits."""
     iteration_s, rest_s = forecast.iteration_s(generators), forecast.rest_s + forecast.train_s
     if iteration_s - rest_s <= LEAST_WAIT * iteration_s:
         return generators
-    # G / (1 - f), where 1 - f is the rest's share of the iteration; more devices than batches are of no use.
+    # G / (1 - f), where 1 - f is the rest's share of the iteration; more devices than batches are useless.
     most = generators * iteration_s / rest_s if rest_s else math.inf
     return max(generators, math.ceil(min(most, forecast.batches)))
 
@@ -181,7 +181,7 @@ class TrainingTime:
 
 @dataclass
 class MeasuredTimes:
-    """The times of the past iterations, of which the newest few count.
+    """Times of past iterations, of which the newest few count.
 
     Attributes:
         updates: weight updates in an iteration; only the training of the first can begin early.
@@ -211,11 +211,11 @@ class MeasuredTimes:
         self._rest_s.append(max(0.0, seconds))
 
     def add_start(self, seconds: float) -> None:
-        """Add the seconds from asking for a worker until it had loaded."""
+        """Add the seconds from requesting a worker until it had loaded."""
         self._start_s.append(seconds)
 
     def forecast(self, batches: int, left: int, trainers: int = 0) -> IterationForecast | None:
-        """Return the forecast of the next iteration; None before a whole iteration has been measured.
+        """Return the forecast of the next iteration; None before a whole iteration is measured.
 
         Args:
             batches: batches of its rollout.
@@ -232,22 +232,22 @@ class MeasuredTimes:
 
 
 def trainers_go_on(batches: float, others: int, batch_s: float, train_s: float) -> bool:
-    """Return True if one more batch for trainers, beside `others` (1 or more), ends both sooner.
+    """Return True if one more batch for trainers, beside `others`, ends rollout and training sooner.
 
     Args:
         batches: batches left of the rollout.
         others: devices that roll out and do not train, at least 1.
         batch_s: seconds of a batch.
-        train_s: seconds of training that can be done beside the rollout.
+        train_s: seconds of training that can run during the rollout.
     """
     return batches * batch_s / others > train_s + batch_s
 
 
 class LiveWindow:
-    """The decision whether trainers go on with a rollout, taken before each of their batches.
+    """Decides, before each of the trainers' batches, whether they continue with a rollout.
 
-    The rule regards the work left now, so a lost spot device brings the trainers back, and no number of
-    devices has to be remembered. On a tie, they train first.
+    The rule uses the work left now, so a lost spot device brings the trainers back, and no number of devices
+    need be remembered. On a tie, they train first.
     """
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class LiveWindow:
         Args:
             batches: batches left of the rollout.
             others: devices that roll out and do not train.
-            train_s: seconds of training that can be done beside the rollout; None if not known.
+            train_s: seconds of training that can run during the rollout; None if unknown.
         """
         if train_s is None or self._batch_s is None or others == 0:
             return True
@@ -274,19 +274,19 @@ class LiveWindow:
         if not goes_on and others != self._others:
             self._others, left_s = others, batches * self._batch_s / others
             self._notes.append(
-                f"trainers leave rollouts before the end: beside {others} other devices, which need "
-                f"{left_s:.1f} s for the rest of this one, training takes {train_s:.1f} s"
+                f"trainers leave rollouts early: the {others} other devices need "
+                f"{left_s:.1f} s for the rest of this one, and training takes {train_s:.1f} s"
             )
         return goes_on
 
     def take_notes(self) -> list[str]:
-        """Return why trainers left, once for each number of other devices, since the last call."""
+        """Return why trainers left since the last call, once per number of other devices."""
         taken, self._notes = self._notes, []
         return taken
 
 
 def _reason(forecast: IterationForecast, terms: RentingTerms, held: int, best: int) -> str:
-    """Return the reason for `best`, by the change from `held` or by the effect of one device more."""
+    """Return the reason for `best`, from the change from `held` or the effect of one more device."""
     other = best if best != held else min(best + 1, terms.most)
     if other == held:
         return f"{_devices(held)}, the most that the settings allow: fewer would not save {LEAST_GAIN:.0%}"

@@ -1,11 +1,11 @@
-"""The choice of how many devices share the samples of a phase: from measured times to groups. Pure.
+"""Chooses how many devices share a phase's samples, from measured times; pure.
 
-A table keeps the measured times of a denoising step by degree; with them, the rest of a phase is simulated
-for each division worth considering.
+A table keeps measured times of a denoising step by degree; with them, the rest of a phase is simulated for
+each promising division.
 
-Unmeasured degrees are tried first, on real samples: their steps count, so a trial costs two changes of groups
-and the extra time of a few chunks. With fewer batches than groups, only the largest groups are formed. The
-smallest degree comes first, and a larger one only if the last made a denoising step faster: if two devices
+Unmeasured degrees are tried first, on real samples: their steps count, so a trial costs only two changes of
+groups and the extra time of a few chunks. With fewer batches than groups, only the largest groups form. The
+smallest degree is tried first, and a larger one only if the last made a denoising step faster: if two devices
 take as long as one, four are never tried.
 
 Groups change only if the phase then ends clearly sooner, including the change: times are noisy, but the cost
@@ -31,23 +31,23 @@ TRIAL_SHARE = 0.1
 """Share of the time left that the two changes of groups of a trial may take."""
 
 _SIMULATED_EACH = 8
-"""Batches per group that are simulated one by one; any others count only by their steps."""
+"""Batches per group that are simulated singly; others count only by their steps."""
 
 KEPT = 9
-"""Number of newest times of each degree that the median is taken over."""
+"""Number of newest times per degree in the median."""
 
 _ENOUGH = 2
 """Number of times that make a degree known."""
 
 _ENOUGH_FIRST = 3
-"""The same if all of them are the first ones of their groups."""
+"""The same if all are the first times of their groups."""
 
 REGROUP_GUESS_S = 0.25
 """Assumed seconds to form a group, before the first one was formed."""
 
 
 def request_class(height: int, width: int, batch: int) -> str:
-    """Return the class of requests whose denoising steps cost the same; size 0 is the model's own.
+    """Return the name of the requests whose denoising steps cost the same; size 0 is the model's own.
 
     Args:
         height, width: size of an image in pixels; 0 for the model's own size.
@@ -60,7 +60,7 @@ def request_class(height: int, width: int, batch: int) -> str:
 class StepTimeTable:
     """The measured times of one class of requests: resolution and batches decide the cost of a step.
 
-    The first chunk of a group also warms it up: it opens connections and allocates buffers. Its time counts
+    A group's first chunk also warms it up by opening connections and allocating buffers. Its time counts
     only while a degree has no others, as in phases where every group does one chunk.
     """
 
@@ -72,7 +72,7 @@ class StepTimeTable:
         self._changed: dict[int, int] = {}
 
     def note(self, degree: int, step_s: float, first: bool) -> None:
-        """Record a step's seconds in a chunk, if above 0; `first` ones of a group count until others do."""
+        """Record a step's seconds in a chunk, if above 0; a group's `first` ones count until others do."""
         if not step_s > 0:
             return
         times = self._first if first else self._steady
@@ -125,14 +125,14 @@ def choose_layout(
     step_times: StepTimeTable,
     degrees: Sequence[int],
 ) -> Layout:
-    """Choose the groups of `devices` (device → instance), by work left and rising `degrees`, 1 included.
+    """Choose the groups of `devices` from the work left.
 
     Args:
         devices: live device → its instance.
         before: groups so far; members that are gone are not in `devices`.
         left: work left in the phase.
         step_times: measured times of its requests.
-        degrees: numbers of devices that may share a sequence, including 1, in rising order.
+        degrees: numbers of devices that may share a sequence, ascending, including 1.
     """
     standing = [group for group in before if group.intact(devices)]
     trial = degree_to_try(devices, step_times, degrees)
@@ -147,7 +147,7 @@ def choose_layout(
         under_way = any(len(group.members) == trial for group in standing)
         if under_way or 2 * step_times.regroup_s <= TRIAL_SHARE * max(stay_s):
             layout = plan_layout(devices, large_first(degrees, trial), before, left.batches)
-            # A device alone is ready before a group has formed, and would take the batch of the trial.
+            # A lone device is ready before a group has formed, and would take the trial's batch.
             used = sorted(layout, key=lambda group: -len(group.members))[: left.batches]
             return tuple(group for group in layout if group in used)
     best, best_s = stay, stay_s
@@ -163,10 +163,10 @@ def choose_layout(
 
 
 def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool) -> bool:
-    """Return True if batches end so much sooner than with the present groups that these should change.
+    """Return True if batches end sufficiently sooner than with the current groups to change them.
 
-    If devices are idle, it is enough that the batches, of which the last ends no later, end sooner on
-    average: a group that is done first then helps the others.
+    If devices are idle, it is enough that batches end sooner on average and the last no later: a group that
+    finishes first then helps the others.
     """
     if max(ends_s) < (1 - LEAST_GAIN) * max(stay_s):
         return True
@@ -176,10 +176,10 @@ def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool
 def degree_to_try(
     devices: Mapping[str, str], step_times: StepTimeTable, degrees: Sequence[int]
 ) -> int | None:
-    """Return the smallest degree worth a trial: unmeasured, while all smaller ones made steps faster.
+    """Return the smallest degree worth a trial: unmeasured, if all smaller ones made steps faster.
 
     Args:
-        devices: live device → its instance; no degree is above the devices of the largest instance.
+        devices: live device → its instance; no degree exceeds the largest instance.
         step_times: measured times.
         degrees: allowed degrees.
     """
@@ -219,12 +219,11 @@ def batch_ends_s(
     step_s: Mapping[int, float],
     regroup_s: float,
 ) -> list[float]:
-    """Return the seconds until each remaining batch is done, if these groups, one or more, pull from now on.
+    """Return the seconds until each remaining batch is done if these groups pull from now on.
 
-    An existing group continues its work. A new one waits until its members have done the steps that they
-    are bound to, and for `regroup_s` if it has several; the next free group takes the rest of their
-    batches first. A degree that is missing in `step_s` counts as the slowest. Times are unordered; if
-    very many batches wait, only those of the last ones are returned.
+    An existing group continues its work. A new one waits until its members have done their begun steps,
+    plus `regroup_s` if it has several members; the next free group first takes the rest of their batches.
+    Times are unordered; if very many batches wait, only those of the last ones are returned.
 
     Args:
         groups: planned groups, at least one.

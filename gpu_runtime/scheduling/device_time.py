@@ -1,8 +1,8 @@
-"""The state of every device at every moment, and its paid time. Time is an argument, in seconds.
+"""The state of every device at every moment, and its paid time; time is an argument, in seconds.
 
-Each device is in exactly one state (`Timeline`); the intervals of a device follow each other without a gap,
-so their lengths sum to its paid time. That time is also measured separately (`PaidMeter`), on another clock,
-so that the ledger's comparison of the two is a real check (`storage/record/ledger.py`).
+Each device is in exactly one state (`Timeline`), and its intervals have no gaps, so their lengths sum to its
+paid time. That time is also measured separately (`PaidMeter`) on another clock, which makes the ledger's
+comparison of the two a real check (`storage/record/ledger.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Timeline:
         self._closed: list[StateInterval] = []
 
     def add(self, worker: str, market: Market, usd_per_hour: float, at: float) -> None:
-        """Add a device that is paid for and loads from unix second `at` on."""
+        """Add a paid device that loads from unix second `at` on."""
         if worker in self._devices:
             raise ValueError(f"device {worker!r} is already on the time line")
         self._devices[worker] = _Device(market, usd_per_hour, "load", at)

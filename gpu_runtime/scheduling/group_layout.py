@@ -1,12 +1,12 @@
-"""Which devices share a sequence: the best division of a fleet into groups, and the groups' numbers. Pure.
+"""Decides which devices share a sequence: the best division into groups, and their numbers; pure.
 
-The aims of a layout, in this order: the most denoising steps a second, the fewest idle devices, the most
-devices that need not regroup, the most groups. Groups never cross instances. Rates that differ by less than
-a thousandth of the best one count as equal: they are measured, and noise must not tear groups apart.
+A layout aims, in this order, for the most denoising steps a second, the fewest idle devices, the most devices
+that need not regroup, and the most groups. Groups never cross instances. Rates that differ by less than a
+thousandth of the best are equal: they are measured, and noise must not break groups up.
 
-Every change of groups is an epoch. A group keeps the number of the epoch that formed it as long as it exists,
-and its number is part of the keys at which its members meet and of all their reports. So a member that comes
-back late from an old group meets no other member, and its answers are dropped.
+Every change of groups is an epoch. A group keeps the number of the epoch that formed it, which is part of its
+members' rendezvous keys and of all their reports. So a member that returns late from an old group meets no
+other member, and its answers are dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from storage.errors import SchedulingError
 _RATE_PARTS = 1000
 
 _ByDegree = tuple[tuple[int, int], ...]
-"""Pairs of a degree and its rate, or its number of groups, in rising order: a key of a cache."""
+"""Ascending pairs of a degree and its rate, or its number of groups, as a cache key."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Group:
 
 
 Layout: TypeAlias = tuple[Group, ...]
-"""Groups by instance, the largest first. A device that no group can use is in none."""
+"""Groups by instance, the largest first; a device that no group can use is in none."""
 
 _Worth = tuple[int, int, int, int]
-"""The worth of a choice: its rate, its devices in groups, those that stay in theirs, and its groups.
+"""The value of a choice: its rate, its devices in groups, those that stay in theirs, and its groups.
 
-More is better, and the first part that differs decides.
+More is better; the first difference decides.
 """
 
 
@@ -55,7 +55,7 @@ class _Choice(NamedTuple):
     """One way to divide an instance.
 
     Attributes:
-        degrees: degrees of all groups, including devices that work alone because nothing else is left.
+        degrees: degrees of all groups, including leftover devices that work alone.
     """
 
     worth: _Worth
@@ -75,15 +75,15 @@ def plan_layout(
 
     Args:
         devices: live device → its instance.
-        step_s: degree → measured seconds of a denoising step at the resolution in question. Only these
-            degrees are used; leave out degrees that do not divide the sequence or do not fit into memory.
-        before: groups so far; those that stay as they are need not regroup. Members that are gone are not
-            in `devices`.
-        at_once: number of sequences in progress at a time; None for more than there are devices. With fewer
-            sequences than devices, sharing pays; with many, one device each is usually fastest. Surplus
-            devices work alone, if degree 1 is measured.
-        largest: largest `at_once` asked of the same devices and groups, which then share one table; None for
-            this one.
+        step_s: degree → measured seconds of a denoising step at this resolution. Only these degrees are
+            used; omit degrees that do not divide the sequence or do not fit into memory.
+        before: groups so far; unchanged ones need not regroup. Members that are gone are not in
+            `devices`.
+        at_once: number of concurrent sequences; None for more than devices. With fewer sequences than
+            devices, sharing pays off; with many, one device each is usually fastest. Surplus devices work
+            alone if degree 1 is measured.
+        largest: largest `at_once` used with the same devices and groups, which then share one table; None
+            for this one.
     """
     rates = rate_of(step_s)
     instances: dict[str, list[str]] = {}
@@ -100,7 +100,7 @@ def plan_layout(
     ]
     most = len(devices) if at_once is None else at_once
     bound = min(largest or most, len(devices))
-    # A power of two, so that the table lasts while the work that is left shrinks.
+    # A power of two, so the table lasts while the remaining work shrinks.
     best = _best(tuple(sorted(rates.items())), tuple(kinds), 1 << max(0, bound - 1).bit_length())
     _, chosen = max((best[working] for working in best if working <= most), key=lambda entry: entry[0])
     # Survivors of a large group stay together, in order: they hold the same samples. New devices come last.
@@ -116,7 +116,7 @@ def plan_layout(
 
 
 def large_first(degrees: Iterable[int], most: int) -> dict[int, float]:
-    """Return weights by which `plan_layout` forms as many groups of the degree `most` as it can."""
+    """Return weights that make `plan_layout` form as many groups of degree `most` as possible."""
     return {degree: 1 / degree**2 for degree in degrees if degree <= most}
 
 
@@ -146,7 +146,7 @@ def _choices(size: int, rates_by_degree: _ByDegree, standing_of: _ByDegree) -> M
 
 
 def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield falling sequences of degrees with a sum of at most `size`."""
+    """Yield descending sequences of degrees with a sum of at most `size`."""
     yield ()
     for place, degree in enumerate(degrees):
         if degree <= size:
@@ -163,7 +163,7 @@ def _best(
     Args:
         rates_by_degree: rate of each degree.
         instances: number of devices of each, and its standing groups.
-        bound: largest number of working groups of all that is of interest.
+        bound: largest relevant number of working groups in all.
     """
     best: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {0: ((0, 0, 0, 0), ())}
     for size, standing in instances:
@@ -188,10 +188,10 @@ def _assign(
     standing: Sequence[Group],
     former: Mapping[str, tuple[int, tuple[str, ...], int]],
 ) -> list[Group]:
-    """Give names to an instance's groups: existing ones first, then devices that worked together.
+    """Assign devices to an instance's groups: existing groups first, then devices that worked together.
 
     Args:
-        former: sort key of each device that was in a group: its size, its members, and the device's place.
+        former: sort key of each formerly grouped device: the group's size, its members, the device's place.
     """
     wanted = Counter(degrees)
     groups = []
@@ -268,10 +268,10 @@ class GroupRegistry:
         """The current group of each member; a device in none is missing."""
 
     def follow(self, layout: Layout, broken: Sequence[WorkerGroup] = ()) -> Change | None:
-        """Change to another layout; groups that are already in it stay, with their numbers.
+        """Change to another layout; groups already in it stay and keep their numbers.
 
-        Groups in `broken` are formed again even if their members stay. Returns None if nothing
-        changes; then no epoch begins. Raises SchedulingError if a member is in two groups.
+        Groups in `broken` re-form even if their members stay. Returns None, without a new epoch, if nothing
+        changes. Raises SchedulingError if a member is in two groups.
         """
         members = [member for group in layout for member in group.members]
         if len(members) != len(set(members)):

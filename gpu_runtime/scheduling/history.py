@@ -1,19 +1,19 @@
-"""The promises to a run with faults, checked from its history. Pure: standard library only.
+"""Checks the promises to a run with faults against its history; pure, standard library only.
 
-A history records exactly which denoising steps each worker did, and which of them were repeated; which
-samples were requested, and how often each was accepted; which worker held a sample when. The promises:
+A history records exactly which denoising steps each worker did and which were repeated; which samples were
+requested and how often each was accepted; and which worker held a sample when. The promises:
 
-- Every requested sample is accepted, once.
+- Every requested sample is accepted exactly once.
 - No two workers hold a sample at the same time.
 - An accepted sample has had all its denoising steps.
-- A loss with notice costs a sample at most one denoising step; a loss without notice costs at most the commit
-  interval, and a commit that was sent and died with its sender on the way.
+- A loss with notice costs a sample at most one denoising step; a loss without notice at most the commit
+  interval, plus a commit that was lost in transit with its sender.
 
-The same holds for drafts, except that none has to be accepted: a closing training window drops the rest. A
-draft that is trained on counts as a requested sample; it may have been accepted in the previous life.
+The same holds for drafts, except that none must be accepted: a closing training window drops the rest. A
+draft used for training counts as a requested sample; it may have been accepted in the previous life.
 
-A life that ends early (its driver died) leaves its last phase unfinished; a resumed run repeats that phase
-from its checkpoint, which does not count as repeated steps of a sample.
+A life that ends early because its driver died leaves its last phase unfinished; a resumed run repeats that
+phase from its checkpoint, which does not count as repeated steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMBERS_JOINED_BY = "+"
 """Separator of the names of workers that share a lease."""
 
 LEAST_WARNING_S = 0.25
-"""Shortest time between a notice known to the driver and a worker's end that counts as a warning."""
+"""Shortest time from the driver's knowledge of a notice to the worker's end that counts as a warning."""
 
 MOST_REDONE_WITH_NOTICE = 1
 """Largest number of denoising steps that a loss with notice may cost a sample."""
@@ -57,16 +57,16 @@ class HistoryLine:
 
 @dataclass(frozen=True)
 class Redone:
-    """Denoising steps that were repeated because a worker gave samples up.
+    """Denoising steps repeated because a worker gave up samples.
 
     Attributes:
-        worker: worker that had done them first.
+        worker: worker that did them first.
         with_notice: True if it had a preemption notice in time.
         interval: most denoising steps between two commits of its samples.
         most: most repeated steps of one sample.
         total: repeated steps of all its samples.
-        on_the_way: denoising steps of a commit that the worker had sent and the driver never received; a
-            device continues while one is sent.
+        on_the_way: denoising steps of a commit that the worker sent but the driver never received; a device
+            continues while one is sent.
     """
 
     life: int
@@ -104,7 +104,7 @@ class HistoryReport:
     """The result of checking a history against the promises.
 
     Attributes:
-        requested: samples asked for in phases that ended, and drafts that were trained on.
+        requested: samples requested in phases that ended, and drafts used for training.
         lost: requested samples that were never accepted.
         duplicated: samples accepted more than once.
         held_twice: samples leased to one worker while another held them.
@@ -113,7 +113,7 @@ class HistoryReport:
         steps_needed: denoising steps of the samples of ended phases.
         steps_done: denoising steps done of these samples.
         redone: repeated steps by loss, including lost workers without any.
-        unfinished: samples of phases cut off by the death of the driver.
+        unfinished: samples of phases cut off by the driver's death.
         missing: histories of workers on other machines; without them, the steps done there are unknown.
     """
 
@@ -143,7 +143,7 @@ class HistoryReport:
         return max((loss.most for loss in self.redone if loss.with_notice == with_notice), default=0)
 
     def broken(self) -> list[str]:
-        """Return the promises that were broken or cannot be checked, in words; empty if all hold."""
+        """Return the promises that were broken or cannot be checked, as text; empty if all hold."""
         said = [
             f"the history of {one.worker} (life {one.life}) is on {one.host} at {one.path}: copy it into the "
             "folder of that life, and check again"
@@ -171,7 +171,7 @@ class HistoryReport:
 
 @dataclass
 class _Phase:
-    """A phase of generating: its requests and their outcome; drafts need not be done."""
+    """A generating phase: its requests and their outcome; drafts need not be done."""
 
     steps: int
     requests: list[str]
@@ -214,7 +214,7 @@ class _Life:
         return next(one for one in reversed(self.phases) if kind is None or one.drafts == drafts)
 
     def to_blame(self, lease: _Lease) -> str:
-        """Return the worker that a lease went back for; if several shared it, the one lost or warned then."""
+        """Return the worker whose lease went back; if several shared it, the one lost or warned then."""
         if lease.back_at is None:
             return lease.worker
         struck_at = self.noticed_at if lease.why == "notice" else self.lost_at
@@ -273,7 +273,7 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
 
 
 def _missing(lines: list[HistoryLine]) -> list[MissingHistory]:
-    """Return the workers of a life that have joined but wrote no line here."""
+    """Return a life's workers that joined but wrote no line here."""
     there = {line.by for line in lines}
     return [
         MissingHistory(line.life, line.facts["worker"], line.facts["host"], line.facts["history"])
@@ -283,7 +283,7 @@ def _missing(lines: list[HistoryLine]) -> list[MissingHistory]:
 
 
 def _read(lines: list[HistoryLine]) -> _Life:
-    """Return a life from its lines, the driver's first, as they define the leases in those of workers."""
+    """Return a life from its lines, the driver's first because they define the workers' leases."""
     life = _Life()
     for line in lines:
         if line.by == DRIVER:
@@ -354,7 +354,7 @@ def _incomplete(life: _Life, phase: _Phase) -> list[str]:
 
 
 def _redone(number: int, life: _Life) -> list[Redone]:
-    """Return the repeated steps of each worker that was lost, or that gave up samples which were repeated."""
+    """Return the repeated steps of each worker that was lost or gave up samples."""
     again: dict[str, list[int]] = {worker: [] for worker in life.lost_at}
     total: Counter[str] = Counter()  # of samples only, like the steps needed and done
     interval: Counter[str] = Counter()

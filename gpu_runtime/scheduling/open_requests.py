@@ -1,12 +1,12 @@
-"""Unfinished requests, and the order in which those that wait are leased.
+"""Unfinished requests, and the order in which waiting ones are leased.
 
 No clock, no Ray, no torch. Invariants:
 
-- An open request waits in one lane, or is held by one valid lease; it and its lease point at each other.
+- An open request waits in one lane or is held by one valid lease; it and its lease point at each other.
 - A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising steps and
-  committed step, in the order in which they came.
+  committed step, in order of arrival.
 - The cost of a change does not depend on how many requests wait or are leased; choosing a lane costs the
-  logarithm of the number of different committed steps, by a heap.
+  logarithm of the number of different committed steps, with a heap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Progress(Generic[RequestT]):
 
     Attributes:
         first_lease: number of the first lease that can hold it; lower numbers belong to an earlier request
-            of the same identity.
+            with the same identity.
         step: committed denoising steps.
         state: reference to the state after them.
         lease: lease that holds it; None while it waits.
@@ -116,9 +116,9 @@ class _VersionQueue(Generic[RequestT]):
 
 
 class WaitingRequests(Generic[RequestT]):
-    """The waiting requests of each kind, in the order in which workers get them.
+    """The waiting requests of each kind, in the order of leasing.
 
-    Those that continue from a commit come first, the furthest one leading.
+    Those that continue from a commit come first, the furthest ahead leading.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class WaitingRequests(Generic[RequestT]):
         self._queues: dict[tuple[RequestKind, Hashable], _VersionQueue[RequestT]] = {}
 
     def add(self, progress: Progress[RequestT], first: bool = False) -> None:
-        """Let a request wait in its lane: as the `first` one if it has already had its turn."""
+        """Let a request wait in its lane, at the front if `first` because it already had its turn."""
         item = progress.item
         queue = self._queues.get((item.kind, item.version))
         if queue is None:

@@ -3,11 +3,11 @@
 Pure: no Ray, no torch, no clock. Invariants:
 
 - A request is accepted once. A repeated delivery is dropped and counted.
-- No two valid leases hold the same request, and no worker has two. A lease is valid until it is expired,
-  handed back or lost, and as long as part of it is undelivered.
-- The committed step of a request never falls. A commit counts if it is ahead of the known one, from
-  any worker: one that was given up and still computes saves the next one those steps, since a sample's
-  numbers do not depend on the worker. It does not get its lease back by that.
+- No two valid leases hold the same request, and no worker has two. A lease is valid until it expires, is
+  handed back or lost, or is fully delivered.
+- The committed step of a request never falls. A commit counts if it is ahead of the known one, from any
+  worker: one that was given up but still computes saves the next worker those steps, since a sample's
+  numbers do not depend on the worker. This does not restore its lease.
 - A delivery counts if the request is still open, even from a worker that was given up.
 """
 
@@ -29,15 +29,15 @@ _WORTH_A_COMMIT_S = 1.0
 """Least seconds of work between two commits, unless the settings fix the number of steps."""
 
 DRAFT_CHUNK_STEPS = 2
-"""Denoising steps of a draft's call, one at a time on a device: the rollout may have to wait for one when a
-training window closes."""
+"""Denoising steps per call for drafts, one call at a time on a device: the rollout may have to wait for one
+when a training window closes."""
 
 
 def steps_to_commit(configured: int, step_s: float | None, drafts: bool = False) -> int:
     """Return the denoising steps of a device's next chunk, after which its samples are saved.
 
-    A commit costs some milliseconds, whatever the model: unless `configured` (`runtime.commit_steps`,
-    else 0) fixes its interval, it must save more than that by the time of the last step.
+    A commit costs some milliseconds for any model: unless `configured` (`runtime.commit_steps`, else 0)
+    fixes its interval, the last step's time decides how many steps are worth one.
 
     Args:
         configured: `runtime.commit_steps`; 0 to decide by measured times.
@@ -52,14 +52,14 @@ def steps_to_commit(configured: int, step_s: float | None, drafts: bool = False)
 
 @dataclass
 class Counters:
-    """Counts of commits, and of what did not go as planned.
+    """Counts of commits and of deviations from plan.
 
     Attributes:
         returned: requests put back to wait: handed back, expired or lost.
-        duplicates: deliveries of requests no longer open: delivered before, or dropped.
-        expired: leases of workers that counted as hung.
+        duplicates: deliveries of requests no longer open, because already delivered or dropped.
+        expired: leases of hung workers.
         stale_commits: commits behind the known one, or of requests no longer open.
-        commits: calls that committed states, one for all those of a lease.
+        commits: calls that committed states, one for all states of a lease.
         redone_steps: denoising steps past the last commit that were lost with workers.
     """
 
@@ -72,10 +72,10 @@ class Counters:
 
 
 class PullScheduler(Generic[RequestT]):
-    """Requests of several kinds and versions of the weights, leased in batches to workers that ask.
+    """Requests of several kinds and versions of the weights, leased in batches to workers that pull.
 
-    An identity that has been delivered or dropped may be added again; it is then a new request, and earlier
-    leases cannot affect it.
+    A delivered or dropped identity may be added again; it is then a new request, which earlier leases cannot
+    affect.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class PullScheduler(Generic[RequestT]):
         new: dict[RequestT, Progress[RequestT]] = {}
         for item in items:
             if item.request in self._open or item.request in new:
-                raise SchedulingError(f"request {item.request!r} is open already; drop it to add it again")
+                raise SchedulingError(f"request {item.request!r} is already open; drop it to add it again")
             new[item.request] = Progress(item, self._next_number)
         self._open.update(new)
         for progress in new.values():
@@ -119,7 +119,7 @@ class PullScheduler(Generic[RequestT]):
         return self._valid(lease) is not None
 
     def committed(self, request: RequestT) -> tuple[int, object] | None:
-        """Return the steps and the state of an open request's newest commit; None for any other."""
+        """Return the steps and state of an open request's newest commit; None if not open."""
         progress = self._open.get(request)
         return None if progress is None else (progress.step, progress.state)
 
@@ -136,7 +136,7 @@ class PullScheduler(Generic[RequestT]):
         return self.drop([progress.item.request for progress in of_kind if progress.lease is None])
 
     def pull(self, worker: str, holds: Hashable, room: int, kind: RequestKind) -> Lease[RequestT] | None:
-        """Lease the next requests to a worker that holds a version and has room for so many.
+        """Lease the next requests to a worker that holds a version and has room for this many.
 
         All are of one kind, version, number of steps and committed step. None if nothing fits or the
         worker has a lease.
@@ -145,7 +145,7 @@ class PullScheduler(Generic[RequestT]):
             worker: name of the worker.
             holds: version of the weights that it holds.
             room: most requests that it can take.
-            kind: kind that it is to do.
+            kind: kind of request to lease.
         """
         if worker in self._leases:
             return None
@@ -178,7 +178,7 @@ class PullScheduler(Generic[RequestT]):
                 two commits of one step stays: their bits are the same.
 
         Returns:
-            The requests of the lease that its holder still has to do; if empty, the worker may stop.
+            The requests of the lease that its holder must still do; if empty, the worker may stop.
 
         Raises:
             SchedulingError: if a request is not in this lease, or a step is not between 0 and the lease's
@@ -208,7 +208,7 @@ class PullScheduler(Generic[RequestT]):
             requests: finished requests.
 
         Returns:
-            The accepted requests; the others were delivered before, or dropped, and are counted.
+            The accepted requests; the others were already delivered or dropped, and are counted.
 
         Raises:
             SchedulingError: if a request is not in this lease; nothing is then accepted.
@@ -226,7 +226,7 @@ class PullScheduler(Generic[RequestT]):
         return tuple(accepted)
 
     def expire(self, lease: Lease[RequestT], reached: Mapping[RequestT, int]) -> tuple[RequestT, ...]:
-        """End the lease of a worker that counts as hung; see `on_worker_lost`."""
+        """End the lease of a hung worker; see `on_worker_lost`."""
         if not self.is_valid(lease):
             return ()
         self.counters.expired += 1
@@ -240,7 +240,7 @@ class PullScheduler(Generic[RequestT]):
     def on_worker_lost(
         self, worker: str, reached: Mapping[RequestT, int] | None = None
     ) -> tuple[RequestT, ...]:
-        """End the lease of a worker that died, and return what waits again.
+        """End a dead worker's lease, and return what waits again.
 
         Steps of `reached` past the last commit count as redone.
         """
@@ -294,7 +294,7 @@ class PullScheduler(Generic[RequestT]):
     def _take_back(self, live: LiveLease[RequestT]) -> tuple[RequestT, ...]:
         del self._leases[live.lease.holder]
         back = list(live.held.values())
-        # Each goes to the front, so the last goes first to keep their order.
+        # Each goes to the front, so add the last one first to keep their order.
         for progress in reversed(back):
             progress.lease = None
             self._waiting.add(progress, first=True)

@@ -1,4 +1,4 @@
-"""The vocabulary of work: images to generate, their leases, and the work left in a phase.
+"""The vocabulary of work: images to generate, their leases, and a phase's remaining work.
 
 Plain values, without torch, Ray or a clock. A request's identity decides every bit of its image.
 """
@@ -25,11 +25,11 @@ RequestT = TypeVar("RequestT", bound=Hashable)
 
 
 class WeightsVersion(NamedTuple):
-    """The weights to generate with: those of a policy version, or their moving average.
+    """The weights to generate with: a policy version's, or their moving average.
 
     Attributes:
         policy_version: number of times that training has changed the policy.
-        averaged: True for the moving average up to that version, with which a run is evaluated.
+        averaged: True for the moving average up to that version, used for evaluations.
     """
 
     policy_version: int
@@ -52,9 +52,9 @@ class SampleRequest:
         prompt: text of the prompt; follows from prompt_id and is not compared.
         preview_step: denoising steps after which the model's prediction of the image is decoded; 0 for
             the finished image.
-        schedule_steps: denoising steps from noise to image; 0 for those of its kind.
+        schedule_steps: denoising steps from noise to image; 0 for the default of its kind.
         averaged: True if the moving average of those weights is used.
-        trainable: True for a draft that may be trained on: its trajectory is kept, like that of a rollout.
+        trainable: True for a draft that training may use: its trajectory is kept, like a rollout's.
         source: image that the prompt asks to change (`storage.prompts.sources`); empty if there is none. It
             follows from prompt_id and is not compared.
     """
@@ -74,7 +74,7 @@ class SampleRequest:
 
     @property
     def keeps_trajectory(self) -> bool:
-        """True if the trajectory is wanted, not only the image."""
+        """True if the trajectory is needed, not only the image."""
         return self.trainable or self.kind is not RequestKind.EXPLORE
 
     @property
@@ -91,7 +91,7 @@ class SampleRequest:
 def evaluation_request(
     run_seed: int, prompt_id: int, seed_index: int, prompt: str, weights: WeightsVersion, source: str = ""
 ) -> SampleRequest:
-    """Return the request of a held-out image; its noise is the same at every evaluation.
+    """Return the request for a held-out image; its noise is the same at every evaluation.
 
     Args:
         run_seed: seed of the run.
@@ -158,7 +158,7 @@ class UnderWay:
 
     Attributes:
         steps: denoising steps left.
-        bound: number of them already begun: the group does those, whatever is planned.
+        bound: number of them already begun, which the group finishes in any case.
     """
 
     steps: int

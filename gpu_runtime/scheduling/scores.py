@@ -1,4 +1,4 @@
-"""The score of an image, as scorers give it and everything else takes it."""
+"""The score of an image, as scorers return it and everything else uses it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Term(NamedTuple):
-    """A part's term in a sum: its weight (all sum to 1), and its value as far as it counts, in [0, 1].
+    """A part's term in a sum: its weight (all sum to 1) and its counted value, in [0, 1].
 
     The value is None if the part's gate is closed: that part does not compare the image at all.
     """
@@ -24,12 +24,12 @@ class Score:
 
     Attributes:
         value: reward, in [0, 1].
-        exact: True if the image does all that its prompt asks; the measure that is reported.
+        exact: True if the image satisfies its whole prompt; the reported measure.
         detail: text read or objects detected, for people.
-        error: reason why there is no judgement, or None. With an error, `value` is 0 and means nothing.
+        error: reason why there is no judgement, or None. With an error, `value` is 0 and meaningless.
         parts: value by each scorer of a weighted sum, by name; empty for any other scorer.
-        terms: terms of a sum whose parts are to be normalised in their prompt group before they are added;
-            the same number for all images. Empty where `value` is learned from.
+        terms: terms of a sum whose parts are normalised in their prompt group before they are added; the
+            same number for all images. Empty if `value` is learned from.
         usd: price of the judgement, or of the attempt at one, in dollars.
         judge: score by the second judge for a held-out image; None without one.
     """
@@ -45,7 +45,7 @@ class Score:
 
 
 def judged(scores: Sequence[Score]) -> list[Score]:
-    """Return the scores without an error; means are taken over them alone."""
+    """Return the scores without an error, the only ones in means."""
     return [score for score in scores if score.error is None]
 
 

@@ -222,8 +222,8 @@ def _check_processes(runtime: RuntimeConfig) -> list[str]:
     if workers <= _MANY_PROCESSES_A_CORE * cores:
         return []
     return [
-        f"{workers} workers, each a separate process, share {cores} cores and are all slow; their times "
-        "and costs say little about real devices"
+        f"{workers} workers share {cores} cores as separate processes, so all are slow; their times and "
+        "costs say little about real devices"
     ]
 
 

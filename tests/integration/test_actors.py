@@ -110,7 +110,7 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
         shared.setattr(RayCluster, "shutdown", lambda cluster: ended.append(cluster))
         refuse("takes 3 GPUs, but the cluster has 3", scorer_workers=6)
         refuse("standby_workers = 1, but the workers have GPUs", standby_workers=1)
-        refuse("and 3 workers would share 2 GPUs", reserved_workers=2, trainer_workers=2)
+        refuse("but 3 workers would share 2 GPUs", reserved_workers=2, trainer_workers=2)
     assert len(ended) == 3, "each ends what it has started"
     workers = [cluster.start(f"worker-{n}", Parrot, gpu=True) for n in range(2)]
     scorers = [cluster.start(f"scorer-{n}", Parrot, gpu=False, gpu_share=0.5) for n in range(2)]

@@ -1,1 +1,1 @@
-"""The objectives, one file each: loss and gradients together, and what they have in common."""
+"""The objectives, one file each, with loss and gradients, and their common base."""

@@ -13,7 +13,7 @@ from gpu_runtime.learning.objectives.options import AwmOptions
 
 
 def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
-    """Return -|v - u|^2, a mean over tokens and channels, which stands for log p of the image; shape (R,).
+    """Return -|v - u|^2, a mean over tokens and channels, as a proxy for the image's log p; shape (R,).
 
     Args:
         target_RSC: target u = noise - x0 of each row.
@@ -24,7 +24,7 @@ def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> t
 class AwmObjective(AdvantageWeightedObjective[AwmOptions]):
     """The `objectives.protocol.Objective` of AWM; a row is a (sample, noise level).
 
-    The ratio is taken over the policy that training begins with, whichever weights drew the image.
+    The ratio is relative to the policy that training begins with, whichever weights drew the image.
     """
 
     def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,12 @@ Inputs = TypeVar("Inputs")
 Predicted = TypeVar("Predicted")
 
 _BATCHES = 4
-"""Most batches of steps used to measure how far samples of older weights are from the policy."""
+"""Most batches of steps used to measure how far samples from older weights are from the policy."""
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The inputs of R rows, each one stochastic step of one sample; shapes as in the trajectory.
+    """The inputs of R rows, each a stochastic step of a sample; shapes as in the trajectory.
 
     Attributes:
         before_RSC, after_RSC: latents before and after the step.
@@ -44,7 +44,7 @@ class StepInputs:
 
 
 class StochasticSteps:
-    """Steps computed as in the rollout: with the same schedule, noise level and batch shape."""
+    """Computes steps as in the rollout, with the same schedule, noise level and batch shape."""
 
     def __init__(self, policy: Policy, sampler: Sampler, sampling: SamplingConfig) -> None:
         self._policy = policy
@@ -87,7 +87,7 @@ class StochasticSteps:
         return drawn.to(model.device)
 
     def transition(self, inputs: StepInputs) -> Transition:
-        """Return the policy of each row; it carries gradient if gradients are enabled."""
+        """Return each row's policy; it carries gradient if gradients are enabled."""
         noise_level_R = torch.full((len(inputs.before_RSC),), self._sampling.noise_level)
         velocity = self._policy.model.velocity(inputs.before_RSC, inputs.times.sigma_B, inputs.conditioning)
         return transition(
@@ -100,10 +100,10 @@ class StochasticSteps:
 
     @torch.no_grad()
     def deviation(self, samples: Sequence[TrainingSample]) -> float:
-        """Return the largest |ratio - 1| of one batch of steps: 0 if the weights are those that drew them.
+        """Return the largest |ratio - 1| of a batch of steps: 0 if these weights drew them.
 
-        If sampling is an ODE, which has no ratio, it is the largest difference between a step's end and
-        the recomputed one, relative to the step's length.
+        For ODE sampling, which has no ratio, return the largest difference between a step's end and the
+        recomputed one, relative to the step's length.
         """
         rows = self.rows(samples)[: self._sampling.batch_size]
         if not rows:
@@ -144,9 +144,9 @@ class RowLoss:
     Attributes:
         loss_R: loss of each row (carries gradient); its mean over rows is the loss.
         ratio_R: p_new / p_old, detached; None for objectives without a ratio.
-        clipped_R: True where the clipped term is the larger one, so that the row has no gradient; None for
-            objectives without a ratio.
-        margin_R: by how much the winner of each row's pair is preferred, detached; None for objectives
+        clipped_R: True where the clipped term is larger, so the row has no gradient; None for objectives
+            without a ratio.
+        margin_R: how much the policy prefers the winner of each row's pair, detached; None for objectives
             without pairs.
     """
 
@@ -161,7 +161,7 @@ class RowLoss:
         """Return the sums over a batch's rows.
 
         Args:
-            weight_R: weight of each row; 0 for rows that only pad the batch.
+            weight_R: weight of each row; 0 for padding rows.
             kl: weighted sum of the distances from the reference policy.
             checked: indices of the rows whose ratio should be 1 at the first update.
         """
@@ -203,7 +203,7 @@ class ConfiguredObjective(ABC, Generic[Options, Inputs, Predicted]):
     """
 
     _needs_reference = False
-    """True if the loss needs the reference policy, whatever the weight of the KL."""
+    """True if the loss needs the reference policy whatever the KL weight is."""
 
     def __init__(
         self, policy: Policy, sampler: Sampler, sampling: SamplingConfig, kl_weight: float, options: Options
@@ -221,11 +221,11 @@ class ConfiguredObjective(ABC, Generic[Options, Inputs, Predicted]):
 
     @abstractmethod
     def _inputs(self, rows: Sequence[Row]) -> Inputs:
-        """Return what a batch of rows is computed from."""
+        """Return the inputs of a batch of rows."""
 
     @abstractmethod
     def _predict(self, inputs: Inputs) -> Predicted:
-        """Return what the present weights predict; it carries gradient if gradients are enabled."""
+        """Return the current weights' prediction; it carries gradient if gradients are enabled."""
 
     @abstractmethod
     def _distance(self, policy: Predicted, reference: Predicted) -> torch.Tensor:
@@ -238,7 +238,7 @@ class ConfiguredObjective(ABC, Generic[Options, Inputs, Predicted]):
         """Return the loss terms of a batch of rows.
 
         Args:
-            rows: the rows, with those that only pad the batch.
+            rows: the rows, including padding.
             policy: prediction of the policy being trained (carries gradient).
             reference: prediction of the reference policy, if the loss or the KL needs it.
         """
@@ -248,22 +248,22 @@ class ConfiguredObjective(ABC, Generic[Options, Inputs, Predicted]):
         return ()
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """Keep nothing of a later update's rows, unless a subclass needs the policy before the first step."""
+        """Keep nothing for later updates, unless a subclass needs the policy before the first step."""
 
     def end(self) -> None:
-        """Forget what was kept of an iteration: nothing, unless a subclass keeps something."""
+        """Forget what was kept from an iteration: nothing, unless a subclass keeps something."""
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of one batch."""
         device = self._policy.model.device
-        # The shape is fixed; rows that only pad it have weight 0.
+        # The shape is fixed; padding rows have weight 0.
         padded = self._steps.padded(rows)
         weight_R = torch.zeros(len(padded), device=device)
         weight_R[: len(rows)] = weight
         inputs = self._inputs(padded)
         reference = None
         if self._kl_weight > 0 or self._needs_reference:
-            # Before the policy's own pass: a reference of full training swaps weights in place, which
+            # Before the policy's own pass: in full training the reference swaps weights in place, which
             # must not touch tensors that a backward pass still needs.
             with torch.no_grad(), self._policy.reference():
                 reference = self._predict(inputs)
@@ -273,6 +273,6 @@ class ConfiguredObjective(ABC, Generic[Options, Inputs, Predicted]):
         if reference is not None:
             kl = (self._distance(policy, reference) * weight_R).sum()
         loss = (terms.loss_R * weight_R).sum() + self._kl_weight * kl
-        if loss.requires_grad:  # not if all rows are of noise levels whose transformer is frozen
+        if loss.requires_grad:  # not if all rows are at noise levels with a frozen transformer
             loss.backward()
         return terms.batch_terms(weight_R, kl, self._checked(rows))

@@ -5,8 +5,8 @@ With u = noise - x0, and both images of a pair noised by the same noise at the s
     d    = |v - u|^2 - |v_ref - u|^2
     loss = -log sigmoid(beta / 2 (d_loser - d_winner))
 
-which is the paper's loss with errors of the velocity instead of the noise, and its weight of noise levels
-constant, as in its experiments. The reference policy is that of the KL. K is the number of pairs.
+This is the paper's loss with velocity errors instead of noise errors, and with constant weights of noise
+levels, as in its experiments. The reference policy is the KL's. K is the number of pairs.
 See docs/explanation/forward-process.md.
 """
 
@@ -28,7 +28,7 @@ def pairs_of(samples: Sequence[TrainingSample], most: int) -> Iterator[tuple[Tra
 
     Args:
         samples: samples of whole prompt groups, one group after another.
-        most: largest number of pairs of a group; fewer where fewer samples differ in their advantage.
+        most: largest number of pairs per group; fewer if fewer samples differ in their advantage.
     """
     for _, group in itertools.groupby(samples, lambda sample: sample.request.prompt_id):
         best_first = sorted(group, key=lambda sample: -sample.advantage)
@@ -48,7 +48,7 @@ def dpo_loss(
         beta: weight of the squared errors, which are means over tokens and channels.
 
     Returns:
-        Loss and margin of each row's pair; so their mean over rows is that over pairs.
+        Loss and margin of each row's pair, so their mean over rows is the mean over pairs.
     """
     error_R = ((velocity_RSC - target_RSC) ** 2).mean(dim=(1, 2))
     moved_R = error_R - ((reference_RSC - target_RSC) ** 2).mean(dim=(1, 2))
@@ -60,8 +60,8 @@ def dpo_loss(
 class DpoObjective(NoisedImagesObjective[DpoOptions]):
     """The `objectives.protocol.Objective` of Diffusion-DPO; two rows are a pair at one noise level.
 
-    Nothing is measured from the policy that drew the images, so older samples are like any others. A batch
-    holds an even number of rows, so that none parts a pair.
+    Nothing depends on the policy that drew the images, so older samples are like any others. A batch holds
+    an even number of rows, so none splits a pair.
     """
 
     _needs_reference = True

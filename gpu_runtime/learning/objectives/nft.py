@@ -1,4 +1,4 @@
-"""DiffusionNFT's objective (arXiv 2509.16117): final images, noised again, pull the velocity field.
+"""DiffusionNFT's objective (arXiv 2509.16117): re-noised final images pull the velocity field.
 
 See docs/explanation/forward-process.md.
 """
@@ -22,8 +22,8 @@ def nft_loss(
     """Return (r |v+ - u|^2 + (1 - r) |v- - u|^2) / beta, a mean over tokens and channels; shape (R,).
 
     v+ = (1 - beta) v_old + beta v is the implicit good policy, v- = (1 + beta) v_old - beta v the implicit
-    bad one. At v = v_old the gradient is 2 (2 r - 1) (v_old - u), whatever beta is; the smaller beta,
-    the further away is the minimum, v_old + (2 r - 1) / beta (u - v_old).
+    bad one. At v = v_old the gradient is 2 (2 r - 1) (v_old - u) for any beta; a smaller beta moves the
+    minimum, v_old + (2 r - 1) / beta (u - v_old), further away.
 
     Args:
         velocity_RSC: velocity of the policy being trained (carries gradient).

@@ -1,7 +1,7 @@
-"""Objectives on final images that are noised again, which need neither trajectory nor likelihood.
+"""Objectives on re-noised final images, which need neither trajectory nor likelihood.
 
-Still, one batch of stochastic steps is recomputed before an iteration's first update, to show that the
-weights are those that drew the images.
+Still, one batch of stochastic steps is recomputed before an iteration's first update, to verify that these
+weights drew the images.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class NoisedRows(NamedTuple):
 class NoisedImagesObjective(ConfiguredObjective[Options, NoisedRows, torch.Tensor]):
     """An objective whose row is a (sample, noise level); a subclass adds the rows and the loss.
 
-    Noise and noise levels are functions of the identity of the sample's prompt group. What the policy
-    predicts is the velocity, shape (R, S, C).
+    Noise and noise levels are functions of the identity of the sample's prompt group. The policy predicts
+    the velocity, shape (R, S, C).
     """
 
     def before_steps(self, samples: Sequence[TrainingSample]) -> float:
-        """Return the largest |ratio - 1| of one batch of stochastic steps of samples that are not stale."""
+        """Return the largest |ratio - 1| of a batch of stochastic steps of samples that are not stale."""
         return self._steps.deviation([sample for sample in samples if not sample.stale])
 
     def _predict(self, inputs: NoisedRows) -> torch.Tensor:
@@ -60,7 +60,7 @@ class NoisedImagesObjective(ConfiguredObjective[Options, NoisedRows, torch.Tenso
         return stream_of(request).of_group
 
     def _inputs(self, rows: Sequence[Row]) -> NoisedRows:
-        """Return the noised rows: the levels of a sample are one in each of `times` equal parts of (0, 1)."""
+        """Return the noised rows: a sample has one level in each of `times` equal parts of (0, 1)."""
         model, times = self._policy.model, self._options.times
         latents = torch.from_numpy(np.stack([row.sample.latents_SC for row in rows]))
         noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
@@ -78,13 +78,13 @@ class NoisedImagesObjective(ConfiguredObjective[Options, NoisedRows, torch.Tenso
 
 
 class AdvantageWeightedObjective(NoisedImagesObjective[Weighted]):
-    """An objective that weighs noised images by advantage, and measures the policy from the old one."""
+    """An objective that weights noised images by advantage, relative to the old policy."""
 
     _old: dict[tuple[SampleRequest, int], torch.Tensor]
 
     @abstractmethod
     def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
-        """Return what the loss needs of the old policy, a tensor for each row: shape (R, ...)."""
+        """Return what the loss needs from the old policy, a tensor for each row: shape (R, ...)."""
 
     @abstractmethod
     def _weighted_loss(
@@ -100,15 +100,15 @@ class AdvantageWeightedObjective(NoisedImagesObjective[Weighted]):
 
     @torch.no_grad()
     def keep(self, rows: Sequence[Row]) -> None:
-        """Keep what the loss of a later update's rows needs of the old policy, which the policy still is."""
+        """Keep what later updates' losses need from the old policy, while the policy still is the old one."""
         inputs = self._inputs(self._steps.padded(rows))
-        # On the CPU: an update's velocities would take gigabytes of a device.
+        # On the CPU: an update's velocities would take gigabytes on a device.
         kept = self._kept(self._predict(inputs), inputs.target_RSC).cpu()
         for row, old in zip(rows, kept, strict=False):
             self._old[row.sample.request, row.place] = old
 
     def end(self) -> None:
-        """Forget what was kept of the old policy, which may take much memory for large latents."""
+        """Forget what was kept from the old policy, which may take much memory for large latents."""
         self._old = {}
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:

@@ -21,18 +21,18 @@ class GuardOptions(Section):
     """Options of `grpo-guard`."""
 
     clip_range: float = Field(default=2e-5, gt=0, lt=1)
-    """Clip range of the normalised ratio, which moves less than the ratio of `grpo`."""
+    """Clip range of the normalised ratio, which moves less than `grpo`'s ratio."""
 
 
 class NoisedImagesOptions(Section):
-    """Options of the objectives on final images that are noised again."""
+    """Options of the objectives on re-noised final images."""
 
     times: int = Field(default=5, ge=1, le=64)
     """Number of noise levels at which each sample is trained on."""
 
 
 class AdvantageWeightedOptions(NoisedImagesOptions):
-    """Options of the objectives that weigh each noised image by its advantage."""
+    """Options of the objectives that weight each noised image by its advantage."""
 
     shared: bool = True
     """Train on all samples of a prompt group with the same noise at the same noise levels, so that their

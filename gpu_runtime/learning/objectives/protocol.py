@@ -1,7 +1,7 @@
-"""The interface between the trainer and its objectives, which a training step lowers.
+"""The interface between the trainer and its objectives, which a training step minimises.
 
-An objective turns samples into rows, each one forward and backward pass of the policy, and the
-trainer feeds it the rows in batches of the sampler's fixed shape.
+An objective turns samples into rows, each a forward and backward pass of the policy, and the trainer
+feeds it the rows in batches of the sampler's fixed shape.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class TrainingSample:
     """One sample to train on.
 
     Attributes:
-        trajectory: its stochastic denoising steps; an objective learns from them, or checks weights by them.
+        trajectory: its stochastic denoising steps, for learning or for checking weights.
         latents_SC: its final latents, float32, for objectives that learn from them.
         advantage: distance from its group's mean, normalised and clamped; 0 in a group without variance
             (`algorithm.zero_variance_groups`).
-        stale: True if weights older than those that training begins with drew it, as the strategy wants: its
-            ratio need not be 1 at the first update.
+        stale: True if weights older than those that training begins with drew it, as the strategy wants; its
+            ratio at the first update need not be 1.
     """
 
     request: SampleRequest
@@ -50,14 +50,14 @@ class BatchTerms(NamedTuple):
         loss: loss without the KL.
         kl: distance from the reference policy, unweighted; 0 if the objective needs none and
             algorithm.kl_weight is 0.
-        clipped: number of rows whose gradient is cut off, or their share.
+        clipped: number of rows whose gradient is clipped to 0, or their share.
         deviation: largest |ratio - 1| of stochastic steps of samples that are not stale; 0 at an
             iteration's first update, when the weights are those that drew them.
         ratio: probability ratios of the policy to the one that drew the samples; 0 for objectives without.
         ratio_kl: estimates of the divergence of the two, r - 1 - log r.
-        pair_accuracy: pairs whose winner the policy prefers, more than the reference does, to the loser; one
-            that it is indifferent to is a half; 0 for objectives without pairs.
-        pair_margin: by how much, in nats; 0 for objectives without pairs.
+        pair_accuracy: pairs in which the policy, relative to the reference, prefers the winner; indifference
+            counts half; 0 for objectives without pairs.
+        pair_margin: the size of that preference, in nats; 0 for objectives without pairs.
     """
 
     loss: float
@@ -73,11 +73,11 @@ class BatchTerms(NamedTuple):
 class Objective(Protocol):
     """A loss over samples.
 
-    It keeps nothing from one iteration to the next: when a setting changes in a run, another one is built.
+    It keeps nothing from one iteration to the next; when a setting changes in a run, a new one is built.
     """
 
     def before_steps(self, samples: Sequence[TrainingSample]) -> float:
-        """Look at an iteration's samples before any weight changes.
+        """Examine an iteration's samples before any weight changes.
 
         The first update's gradients have already been added.
 
@@ -87,11 +87,11 @@ class Objective(Protocol):
         ...
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """Keep what a later update's batch of rows needs of the policy before any weight changes."""
+        """Keep what a later update's batch of rows needs from the policy before any weight changes."""
         ...
 
     def end(self) -> None:
-        """Forget what was kept of an iteration, whether it was completed or not."""
+        """Forget what was kept from an iteration, completed or not."""
         ...
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:

@@ -74,12 +74,12 @@ def here(**runtime: Any) -> str:
 
 
 def test_a_machine_without_gpus():
-    said = "1 reserved and 2 spot workers on the processor; reserved-0 trains; 2 scorers, on the processor"
+    said = "1 reserved and 2 spot workers on the CPU; reserved-0 trains; 2 scorers, on the CPU"
     assert here(spot_workers=2) == said
     said = here(reserved_workers="auto", spot_workers="auto")
-    assert said.startswith("1 reserved and 0 spot workers on the processor; reserved-0 trains")
+    assert said.startswith("1 reserved and 0 spot workers on the CPU; reserved-0 trains")
     said = here(reserved_workers=2, spot_workers=0, trainer_workers=2)
-    assert said.startswith("2 reserved and 0 spot workers on the processor; reserved-0 to reserved-1 train")
+    assert said.startswith("2 reserved and 0 spot workers on the CPU; reserved-0 to reserved-1 train")
 
 
 def test_eight_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch):
@@ -92,7 +92,7 @@ def test_eight_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch):
     said = here(**every, trainer_workers=6, scorer_workers=4, scorer_gpu=0.5)
     assert said.startswith("6 reserved and 0 spot workers on 8 GPUs; reserved-0 to reserved-5 train together")
     assert said.endswith("4 scorers, 0.5 of a GPU each")
-    with pytest.raises(ConfigurationError, match=r"9 reserved devices are to train .* there are 8;"):
+    with pytest.raises(ConfigurationError, match=r"9 reserved devices would train .* there are 8;"):
         here(**every, trainer_workers=9)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert here(spot_workers=0, scorer_gpu=0.5).startswith("1 reserved and 0 spot workers on 1 GPUs")
@@ -110,7 +110,7 @@ def test_hosts_of_a_cluster_are_asked(monkeypatch: pytest.MonkeyPatch):
     assert {market: host.asked for market, host in cluster.hosts.items()} == {
         "reserved": (True, False), "spot": (False, False)
     }, "a spot worker need not train"  # fmt: skip
-    with pytest.raises(ConfigurationError, match=r"5 reserved devices are to train .* there are 4;"):
+    with pytest.raises(ConfigurationError, match=r"5 reserved devices would train .* there are 4;"):
         on(monkeypatch, cluster, reserved_workers="auto", trainer_workers=5)
 
 

@@ -127,7 +127,7 @@ def test_devices_that_train_together_each_need_a_gpu_of_their_own(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     together = {"reserved_workers": 2, "trainer_workers": 2}
-    with pytest.raises(ConfigurationError, match=r"trainer_workers is 2, and 4 workers would share 3 GPUs"):
+    with pytest.raises(ConfigurationError, match=r"trainer_workers is 2, but 4 workers would share 3 GPUs"):
         preflight.check(config(tmp_path, runtime=together | {"spot_workers": 2}))
     refuse_shared_gpus(config(tmp_path, runtime=together | {"spot_workers": 1}), 3, 3)
     refuse_shared_gpus(config(tmp_path, runtime={"reserved_workers": 2, "spot_workers": 2}), 4, 3)
@@ -138,7 +138,7 @@ def test_devices_that_train_together_each_need_a_gpu_of_their_own(
     with pytest.raises(ConfigurationError, match=said):
         refuse_shared_gpus(config(tmp_path, runtime=together | judged), 3, 3)
     shared = {"runtime": {"spot_workers": 3}, "sequence_parallel": {"rollout": 2}}
-    with pytest.raises(ConfigurationError, match="samples are shared, and 4 workers would share 3 GPUs"):
+    with pytest.raises(ConfigurationError, match="samples are shared, but 4 workers would share 3 GPUs"):
         preflight.check(config(tmp_path, **shared))
 
 
@@ -171,7 +171,7 @@ def test_the_advice_for_workers_that_would_share_gpus(
 ):
     settings = {"spot_workers": 0} | runtime
     run = RunConfig.model_validate({"runtime": settings, "sequence_parallel": {"rollout": "auto"}})
-    with pytest.raises(ConfigurationError, match=f"^samples may be shared, and .*{said}"):
+    with pytest.raises(ConfigurationError, match=f"^samples may be shared, but .*{said}"):
         refuse_shared_gpus(run, workers, gpus)
     refuse_shared_gpus(run, 1, 0.5)  # one worker shares with none
 
@@ -274,7 +274,9 @@ def test_what_has_changed_is_named(copied_config: RunConfig, tmp_path: Path):
     refuse_changed_inputs(environment, copied_config)
     refuse_changed_inputs({}, copied_config)  # no digest was stored
     (tmp_path / "train.txt").write_text('a red sign that says "other"\n')
-    with pytest.raises(ConfigurationError, match=r"prompts\.train = .*train\.txt.*SHA-256.*was.*Put the old"):
+    with pytest.raises(
+        ConfigurationError, match=r"prompts\.train = .*train\.txt.*SHA-256.*was.*Restore the old"
+    ):
         refuse_changed_inputs(environment, copied_config)
     weights = tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors"
     changed = bytearray(weights.read_bytes())

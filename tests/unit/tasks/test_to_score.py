@@ -138,7 +138,7 @@ def test_the_break_even_discount_has_an_interval_over_the_futures():
 
 
 @pytest.mark.parametrize(
-    ("reserved_h", "said"), [(40, "less {} even without a discount"), (80, "more {} even for nothing")]
+    ("reserved_h", "said"), [(40, "less {} even without a discount"), (80, "more {} even at a price of 0")]
 )
 def test_spot_devices_that_pay_without_a_discount_or_never(reserved_h: float, said: str):
     answers = [answer("spot", made(reserved_h, 20)), answer("on-demand", made(70, 0))]

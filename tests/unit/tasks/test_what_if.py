@@ -322,7 +322,7 @@ def test_lending_rests_on_a_load_that_is_marked_as_assumed():
     assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["astraflow", "lending"]
     assert answer["serving"].endswith("give or take 30% over a day, and its requests can wait 2 s (assumed)")
     assert answer == answered(*options)
-    assert "lending: 90% of the serving fleet is busy, 0% more" in asked(*options, "--serving", "0.9,0,2")
+    assert "90% of the serving fleet is busy, give or take 0%" in asked(*options, "--serving", "0.9,0,2")
     assert "serving" not in answered(*SMALL, "--policies", "spot")
 
 

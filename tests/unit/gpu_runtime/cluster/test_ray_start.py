@@ -73,7 +73,7 @@ def test_spot_devices_that_an_autoscaler_may_add_take_no_gpus_of_trainers(
     }  # fmt: skip
     config = RunConfig.model_validate({"runtime": runtime})
     if refused:
-        with pytest.raises(ConfigurationError, match="and 3 workers would share 2 GPUs;"):
+        with pytest.raises(ConfigurationError, match="but 3 workers would share 2 GPUs;"):
             ray_cluster.RayCluster(config)
     else:
         assert ray_cluster.RayCluster(config)._gpu_share == 1

@@ -227,9 +227,9 @@ def test_samples_of_an_older_version_are_stale_and_of_any_other_refused(made):
     assert {one.stale for one in of_now} == {False} and {one.stale for one in older} == {True}
     check_versions(samples, 0, 0)
     check_versions(samples, 1, 0)
-    with pytest.raises(TrainingError, match="is of weights v0; training from v1 takes v1 to v1"):
+    with pytest.raises(TrainingError, match="is from weights v0; training from v1 accepts v1 to v1"):
         check_versions(samples, 1, 1)
-    with pytest.raises(TrainingError, match="is of weights v0; training from v2 takes v1 to v2"):
+    with pytest.raises(TrainingError, match="is from weights v0; training from v2 accepts v1 to v2"):
         check_versions(samples, 2, 1)
 
 

@@ -216,6 +216,6 @@ def test_why_trainers_left_is_said_once_for_a_number_of_others():
     for others in (3, 3, 2, 3):
         window.goes_on(6.0, others, 10.0)
     notes = window.take_notes()
-    assert [note.split("beside ")[1].split(" ")[0] for note in notes] == ["3", "2", "3"]
+    assert [note.split("early: the ")[1].split(" ")[0] for note in notes] == ["3", "2", "3"]
     assert "need 4.0 s for the rest" in notes[0] and "training takes 10.0 s" in notes[0]
     assert window.take_notes() == []

@@ -138,10 +138,10 @@ def test_a_late_delivery_is_accepted_once_and_tells_the_other_worker_to_stop():
 
 def test_two_open_requests_of_one_identity_are_refused_whole():
     queue = scheduler(item("a"))
-    with pytest.raises(SchedulingError, match="'a' is open already"):
+    with pytest.raises(SchedulingError, match="'a' is already open"):
         queue.add([item("b"), item("a")])
     assert queue.unfinished() == 1
-    with pytest.raises(SchedulingError, match="'c' is open already"):
+    with pytest.raises(SchedulingError, match="'c' is already open"):
         queue.add([item("c"), item("c")])
     assert queue.waiting() == 1
 

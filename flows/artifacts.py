@@ -32,7 +32,7 @@ from storage.record.records import IterationRecord
 
 @contextmanager
 def _server_may_be_away() -> Iterator[None]:
-    """Let a run continue without its server; what it would have shown is lost."""
+    """Let a run continue without its server, which then shows nothing more."""
     try:
         yield
     except httpx.HTTPError as error:
@@ -87,7 +87,7 @@ def shown_in_prefect() -> Iterator[None]:
 
 @_server_may_be_away()
 def name_flow_run(name: str) -> None:
-    """Give the current flow run the name of its Spotlight run, so that both are found by it."""
+    """Give the current flow run the name of its Spotlight run, to find both by it."""
     with get_client(sync_client=True) as client:
         client.update_flow_run(UUID(flow_run.get_id()), name=name)
 

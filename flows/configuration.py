@@ -33,8 +33,8 @@ def given_with_sources(
 
     Args:
         preset: a preset's name, or a TOML file.
-        settings: those that a person gives.
-        base: an earlier run's configuration, in place of the defaults.
+        settings: those that the user gives.
+        base: an earlier run's configuration, replacing the defaults.
         needs_task: False for a run that is only sized, which may have neither reward nor prompts.
 
     Raises:
@@ -49,7 +49,7 @@ def given_with_sources(
 def configuration_to_resume(config: RunConfig, changes: Sequence[str] = ()) -> RunConfig:
     """Return an earlier run's configuration with the changes a resumed run may make.
 
-    These are where it runs, how long it may go on and, with gradient shards, how many devices train.
+    These are where it runs, how long it may continue and, with gradient shards, how many devices train.
     The environment may change where figures and checkpoints are copied to: a server may be gone for good.
     """
     for setting, _, trainers in (change.partition("=") for change in changes):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it imports Ray
     from tasks.chaos.replayed_trace import TraceReplay
 
 HANG_S = 300.0
-"""Seconds without a new line in its history after which a run counts as hung."""
+"""Seconds without a new line in its history after which a run is hung."""
 
 _MOST_OWN_FAILURES = 2
 """The number of times that a run may end without being killed; after that it is not resumed."""

@@ -35,7 +35,7 @@ def evaluate_model(
         images: an empty folder for the images, in GenEval's layout; None keeps none.
         compare: identifier of an earlier evaluation to compare with, as `comparable` returns it.
         evaluation_id: an unused one; made up if None.
-        preset: that the configuration comes from, or the run was started with; empty for none.
+        preset: the configuration's or the run's preset; empty for none.
 
     Returns:
         `evaluation_id`, the run and the iteration, `score`, `exact`, their intervals, overall and by tag,

@@ -1,4 +1,4 @@
-"""Output: the console for people, and output that is lost if it cannot be written.
+"""Output: the console for users, and output that is dropped if it cannot be written.
 
 It only informs, and must not end a run that is paid for.
 """
@@ -82,7 +82,7 @@ def reader_left() -> bool:
 
 
 def _settle(stream: TextIO) -> None:
-    """Write what a stream still holds, or drop it: Python would fail on it at exit."""
+    """Flush a stream or drop its contents, on which Python would fail at exit."""
     try:
         stream.flush()
     except OSError:

@@ -90,7 +90,7 @@ def train_run(
     Args:
         config: its settings, with the prices of its price book.
         run_id: a run to resume, or the identifier of a new one; generated if missing.
-        preset: source of a new run's configuration, as the user gave it; empty for none.
+        preset: preset of a new run's configuration, as the user gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
         repeats: facts `storage.environment.REPEATED` of the run that a new one reproduces; None for none.
     """
@@ -167,7 +167,7 @@ def _finish_readers(session: Session) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason for a run's end, as its record keeps it."""
+    """Return the recorded reason for a run's end."""
     error = signal_behind(error) or error
     if isinstance(error, Stopped):
         return str(error)
@@ -290,7 +290,7 @@ def _catch_up(session: Session, done: int) -> None:
 
 
 def _note_troubles(session: Session, collected: Collected) -> None:
-    """Record an event for each trouble since the last call: what was lost, a storm, a jump of the clock.
+    """Record an event for each problem since the last call: losses, a storm, a jump of the clock.
 
     The terminal names workers that did not start, as nothing else shows them before the end.
     """
@@ -311,7 +311,7 @@ def _note_troubles(session: Session, collected: Collected) -> None:
     for jump in process_clock().take_jumps():
         message = (
             f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times "
-            "continue from where they were, and no duration or cost has changed"
+            "continue from where they were, and no duration or cost changes"
         )
         add_event("clock_jump", message)
         reporter().note(message)

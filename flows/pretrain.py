@@ -20,7 +20,7 @@ def pretrain(model: str, out: str, seed: int = 0) -> dict[str, Any]:
 
     Args:
         model: which one: `edits`, `glyphs`, `glyphs-guided`, `moving-shapes` or `shapes`.
-        out: folder for `MODEL`, and `MODEL-sparse` where there is one; must not exist or be empty.
+        out: folder for `MODEL` and, if it exists, `MODEL-sparse`; must not exist or be empty.
         seed: of weights, pictures and noise; the same seed gives the same weights.
 
     Returns:

@@ -55,7 +55,7 @@ class Reporter:
 
     def __init__(self, console: Console | None = None) -> None:
         self.on_iteration: OnIteration | None = None
-        """Called with each committed iteration's number and metrics; what it raises ends the run."""
+        """Called with each committed iteration's number and metrics; its exceptions end the run."""
         self._console = console or output.console()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -139,7 +139,7 @@ class Reporter:
         )
 
     def result(self, result: Mapping[str, Any]) -> None:
-        """Print the result of a finished run: the figures of `storage.record.results` in words."""
+        """Print a finished run's result: the figures of `storage.record.results` as text."""
         if result["score_before"] is not None:
             exact = [result[name] for name in ("exact_before", "exact_after") if name in result]
             self.note(

@@ -41,7 +41,7 @@ def is_made_up(name: str) -> bool:
 
 
 def find_run(home: Home, text: str) -> str:
-    """Return a run's identifier from what a person typed: all of it, its beginning, or `last`.
+    """Return a run's identifier from the user's input: the identifier, its beginning, or `last`.
 
     A text that no run begins with is returned as is: the caller refuses it and suggests similar names.
 

@@ -234,7 +234,7 @@ def evaluated_configuration(
 ) -> tuple[RunConfig, str]:
     """Return the configuration of an evaluation: on all prompts, unless a given setting limits them.
 
-    Its second part is the preset that the model was trained with or comes from; empty for none.
+    Its second part is the preset of the model or its training; empty for none.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -269,7 +269,7 @@ def post_train_under_server(
     """Run the flow `post-train` under a home's Prefect server; return the run's result.
 
     Args:
-        preset: preset that a new run's settings come from; empty for none.
+        preset: preset of a new run's settings; empty for none.
         new_limits: True to record the settings' iterations and budget first, once all checks have passed.
         taken: run as it was read, to be taken over from another machine once all checks have passed.
     """
@@ -362,7 +362,7 @@ def _where_stopped(run_id: str | None, earlier: str) -> str:
 
 
 def _evaluation_where_stopped(evaluation_id: str) -> str:
-    """Return what is kept of an evaluation whose process was stopped, perhaps after the evaluation's end."""
+    """Return the record of an evaluation whose process was stopped, possibly after the evaluation's end."""
     if evaluation_id and (Home.from_environment().evaluations / evaluation_id).exists():
         return f"Evaluation {evaluation_id} had finished. Show it: spotlight evaluations {evaluation_id}"
     return "Stopped; nothing of the evaluation is kept."

@@ -31,7 +31,7 @@ def print_tables(result: Mapping[str, Any], screen: Console) -> None:
         title=f"{result['evidence'].capitalize()}: {result['iterations']} iterations, {result['reserved']} "
         f"reserved and {result['spot']} spot devices",
         caption=f"medians; below them the lowest and highest of {result['futures']} futures\n"
-        "* least dollars of those that a live run can follow; of equals the most drafts\n"
+        "* cheapest policy that a live run can follow; on a tie, the one with the most drafts\n"
         "† only simulated: no live run does it",
     )
     table.add_column("policy", no_wrap=True)

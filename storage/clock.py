@@ -164,7 +164,7 @@ def may_be_alive(host: str, pid: int, noted_s: float | None) -> bool:
 
     Args:
         host: name of its machine.
-        noted_s: its start, in seconds since the machine's boot, as it was recorded.
+        noted_s: its recorded start, in seconds since the machine's boot.
     """
     return host != socket.gethostname() or process_is_alive(pid, noted_s)
 

@@ -32,7 +32,7 @@ def provide_database(
     Args:
         database: the home's database; left alone if it exists.
         kept: the installation's database; made if it is missing or damaged and its folder can be written.
-        migrate: function that makes `database`, which takes seconds; it leaves a complete one alone.
+        migrate: makes `database`, which takes seconds; leaves a complete one unchanged.
         of_a_home: tables whose rows belong to one home only: they are kept empty.
     """
     if database.exists():

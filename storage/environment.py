@@ -29,13 +29,13 @@ GIVES_VERDICT = "reward gives a verdict"
 
 REWARD_DIGEST, JUDGE_DIGEST = "digest reward", "digest evaluation.judge"
 """Facts stored with a run or an evaluation: SHA-256 of the files of its reward, and of its second judge. They
-are absent for scorers of Spotlight, and earlier versions recorded none: what is absent counts as equal."""
+are absent for Spotlight's scorers, and earlier versions recorded none: missing ones are equal."""
 
 STRATEGY_DIGEST, OBJECTIVE_DIGEST = "digest exploration.strategy", "digest algorithm.objective"
 """The same for a run's strategy and objective."""
 
 CODE_DIGESTS = frozenset({REWARD_DIGEST, JUDGE_DIGEST, STRATEGY_DIGEST, OBJECTIVE_DIGEST})
-"""The facts by which versions of a run's code are told apart."""
+"""The facts that identify the version of a run's code."""
 
 PRESET = "preset"
 """Fact stored with a run that was started with a preset: its name, or the path of the TOML file as given."""
@@ -64,7 +64,7 @@ AS_RECORDED = "as recorded"
 """The end of the message of a repeated decision; that of the decision itself ends with the reason."""
 
 SIMULATED = "simulated"
-"""Fact stored with a simulated run: what was simulated, in words."""
+"""Fact stored with a simulated run: a description of the simulation."""
 
 CPU = "cpu"
 """The value of `DEVICES` for workers without a GPU."""
@@ -76,7 +76,7 @@ MODELLED = "(modelled)"
 """The mark beside a sum that was not paid: no device was rented."""
 
 _THIS_MACHINE = ("ray", "local", "", "auto")
-"""Values of `runtime.cluster` by which the run's processes are on its own machine."""
+"""Values of `runtime.cluster` that put the run's processes on the driver's machine."""
 
 
 def environment() -> dict[str, str]:
@@ -116,7 +116,7 @@ def _by_iteration(recorded: str, what: str, form: str) -> dict[int, str]:
         iteration, _, name = each.partition(" ")
         if not (iteration.isdecimal() and name):
             raise ConfigurationError(
-                f"recorded {what} are {recorded!r}; they have to be pairs of iteration and {form}"
+                f"recorded {what} are {recorded!r}; they must be pairs of iteration and {form}"
             )
         found[int(iteration)] = name
     return found
@@ -183,7 +183,7 @@ def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
 
     Workers report their devices. If an old version did not record them, or before the workers have loaded,
     the accelerators of the run's own machine decide (none, if its environment lists none); a cluster that it
-    joined on another machine counts as rented, unless its settings, of any version, switch accelerators off.
+    joined on another machine is rented, unless its settings, of any version, switch accelerators off.
     """
     if SIMULATED in environment:
         return True

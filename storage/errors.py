@@ -61,11 +61,11 @@ class ClusterLostError(RuntimeFailure):
 
 
 class WorkerLostError(SpotlightError, RuntimeError):
-    """A worker's process is gone; another worker can do what it had leased."""
+    """A worker's process is gone; another worker can do its leased work."""
 
 
 class DeviceFaultError(WorkerLostError):
-    """A worker's device failed or has no memory left: its process can do no more and has to be ended."""
+    """A worker's device failed or ran out of memory: its process is unusable and must be ended."""
 
 
 class SchedulingError(SpotlightError, ValueError):

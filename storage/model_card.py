@@ -20,7 +20,7 @@ _SHOWN = (
     "seed", "iterations", "model", "prompts", "sampling", "algorithm", "adaptation", "optimizer",
     "exploration", "reward", "evaluation",
 )  # fmt: skip
-"""Sections of what a run computes; others may name servers and addresses of its owner."""
+"""Sections that decide a run's computation; others may name its owner's servers and addresses."""
 
 
 def model_card(
@@ -72,7 +72,7 @@ def model_card(
         "Cost": f"${result['cost_usd']:.2f} {prices}, {result['wall_s'] / 3600:.2f} h at work",
         "Spotlight's commit": f"`{environment.get('commit', 'unknown')}`",
         "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
-        "Base model's licence": ", ".join(licence.values()) + " (it binds these weights, too)",
+        "Base model's licence": ", ".join(licence.values()) + " (it also binds these weights)",
     }
     table = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     exact = '; "exact" is the share of images that do all that their prompt asks' * ("exact_after" in result)
@@ -146,7 +146,7 @@ def _picture(curve: _Curve) -> str:
 
 
 def _evidence(row: RunRow) -> str:
-    """Return what the figures rest on: one run, and what is known of its preset."""
+    """Return the basis of the figures: one run, and its preset's evidence."""
     preset = row.environment.get(PRESET, "")
     known = [one.evidence for one in list_presets() if one.name == preset and one.evidence]
     level = f"; the level of preset `{preset}`: {known[0]}" if known else ""

@@ -1,6 +1,6 @@
 """Images and clips: the frames that are judged, and files, PNG of an image and animated WebP of a clip.
 
-A clip is a uint8 array of shape (F, H, W, 3); an image lacks the first axis, and counts as its only frame.
+A clip is a uint8 array of shape (F, H, W, 3); an image lacks the first axis and is a single frame.
 Pillow is imported inside functions: most of what imports this module makes no pictures.
 """
 
@@ -24,7 +24,7 @@ FRAME_MS = 42
 """Time that a frame is shown, in milliseconds: 24 frames a second, as Wan 2.2 makes them."""
 
 _MOST_REPEATS = 1024
-"""Most frames that one picture of a file stands for."""
+"""Most frames that one picture in a file represents."""
 
 _SIDES_AND_QUALITIES = ((256, 75), (256, 50), (192, 50), (128, 50), (96, 30), (64, 30))
 """Sizes of a clip's longer side in pixels and WebP's qualities, tried in order."""

@@ -1,4 +1,4 @@
-"""Text that people give, files they name, and checks of where output goes."""
+"""Text and files that users give, and checks of where output goes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def web_address(text: str) -> SplitResult | None:
     try:
         parts = urlsplit(text)
         is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # half an IPv6 address, a port that is no number
+    except ValueError:  # half an IPv6 address, a port that is not a number
         return None
     return parts if is_whole else None
 
@@ -102,7 +102,7 @@ def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -
 
 
 def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M:
-    """Read a JSON file, which a person may have written, as a pydantic model.
+    """Read a JSON file, possibly written by the user, as a pydantic model.
 
     Args:
         kind: kind of content, in a word: a refusal begins with it and the path.

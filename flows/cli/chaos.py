@@ -29,7 +29,7 @@ SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
     "runtime.commit_steps=2", "runtime.lease_s=30",
 )  # fmt: skip
-"""Settings that differ from the preset unless --set is given: short, often committed, soon seen to hang."""
+"""Settings that differ from the preset unless --set is given: short, frequent commits, hangs found early."""
 
 _MOST_RUNS = 5
 """The largest number of disturbed runs; faults that found no target in them are left."""
@@ -101,7 +101,7 @@ def _disturbed(
     run_id = new_run_id(f"chaos-{config.name}")
     calm, began = f"{run_id}-calm", time.monotonic()
     if start(home, "train", "--run-id", calm, *arguments).wait() != 0:
-        raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
+        raise RuntimeFailure(f"the undisturbed run {calm} failed; see it with `spotlight runs`")
     length_s = time.monotonic() - began
     undisturbed = digests(home, calm)[config.iterations]
     ran: dict[str, DisturbedRun] = {}

@@ -65,7 +65,7 @@ def compare_strategies(
     group = name or f"{base.name}-strategies"
     chosen = _chosen(strategies, base.exploration.strategy)
     planned: list[_Planned] = []
-    for seed in range(base.seed, base.seed + seeds):  # so that the first pairs are whole early
+    for seed in range(base.seed, base.seed + seeds):  # to complete the first pairs early
         for strategy in chosen:
             settings = [*given, f"exploration.strategy={strategy}", f"seed={seed}", f"name={group}", *place]
             run_id = f"{group}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', strategy)}-{seed}"
@@ -95,7 +95,7 @@ def compare_strategies(
 
 
 def _chosen(strategies: str | None, own: str) -> list[str]:
-    """Return the strategies to compare, where the preset has `own`."""
+    """Return the strategies to compare; `own` is the preset's."""
     if strategies is None:
         return [_BASELINE, own if own != _BASELINE else _EXPLORING]
     chosen = [name.strip() for name in strategies.split(",") if name.strip()]
@@ -108,7 +108,7 @@ def _chosen(strategies: str | None, own: str) -> list[str]:
 
 
 def _refuse_unless_fitting(planned: _Planned, row: RunRow) -> None:
-    """Refuse a recorded run that is not what this comparison would do, or that is going on."""
+    """Refuse a recorded run that differs from this comparison's or is still running."""
     recorded, iterations = row.config, planned.config.iterations
     if not planned.config.computes_like(recorded.model_copy(update={"iterations": iterations})):
         raise ConfigurationError(

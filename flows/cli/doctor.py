@@ -74,7 +74,7 @@ def examine(config: RunConfig) -> bool:
             try:
                 screen.print(Text.assemble(("ok   ", "green"), f" {name}: {check()}"))
             except (SpotlightError, ImportError, OSError) as error:
-                # Later checks read the prompts, too.
+                # Later checks also read the prompts.
                 first = wrong.setdefault(str(error), name)
                 is_known = first == "prompts" and name != "prompts"
                 text = "not checked: see prompts" if is_known else str(error)
@@ -144,7 +144,7 @@ def _time_in_words(hours: Spread, usd: Spread | None) -> str:
 
 
 def _memory_table(memory: DeviceMemory) -> Table:
-    """Return the memory of a device by term, and in all where it trains and where it only generates."""
+    """Return a device's memory by term, and in total with and without training."""
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("GiB of a device", no_wrap=True)
     for name in ("trains", "generates"):

@@ -1,4 +1,4 @@
-"""Commands that show what is recorded or can be set: runs, presets, settings, logs, evaluations, reports."""
+"""Commands that show runs, presets, settings, logs, evaluations and reports."""
 
 from __future__ import annotations
 

@@ -237,8 +237,8 @@ def stop(run_id: RunName) -> None:
     while _at_work(store, run_id) is not None:
         if time.monotonic() > until:
             raise ConfigurationError(
-                f"process {pid} of run {run_id!r} has not ended in {_WAIT_S:g} s; look at its log, or end it "
-                f"by `kill -9 {pid}`: what is committed stays"
+                f"process {pid} of run {run_id!r} has not ended in {_WAIT_S:g} s; see its log, or end it "
+                f"with `kill -9 {pid}`: committed work stays"
             )
         time.sleep(0.1)
     if not store.folder(run_id).exists:

@@ -76,7 +76,7 @@ def score(
 
 @contextmanager
 def _prints_to_stderr() -> Iterator[None]:
-    """Send to stderr what a reward's code, its C libraries and its child processes print meanwhile."""
+    """Redirect the output of a reward's code, its C libraries and its child processes to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

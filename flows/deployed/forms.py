@@ -115,7 +115,7 @@ class WhatIfForm(WhatIfQuestion, _Workload):
     """Other settings, one an item, each as section.key=value: price.spot_usd_per_hour=1.5."""
 
     def question(self) -> WhatIfQuestion:
-        """Return what the form asks: the devices, and all that differs from the values shown at first."""
+        """Return the form's request: the devices, and all values that differ from the initial ones."""
         own = {"preset", "settings"}
         changed = self.model_dump(exclude_defaults=True, exclude=own)
         return WhatIfQuestion.checked(changed | {"reserved": self.reserved, "spot": self.spot})

@@ -1,7 +1,7 @@
 """The process that serves the deployments: `python -m flows.deployed.serving`, a child of `spotlight up`.
 
 It does what Prefect's `serve` does. `serve` itself does not expose its runner, and ends without telling
-running flows: here SIGTERM cancels them, so that they save what they hold and can be resumed.
+running flows: here SIGTERM cancels them, so they save their state and can be resumed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def deployments(
     """Return the five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`.
 
     Args:
-        active: True if the nightly ones start by themselves; else a person switches them on in Prefect.
+        active: True if the nightly ones start by themselves; otherwise the user switches them on in Prefect.
         cron, timezone: when.
     """
     schedule = Cron(cron, timezone=timezone, active=active, slug="nightly")

@@ -142,7 +142,7 @@ def _serve(
 def _wait(
     ready: Callable[[], bool], asked: threading.Event, dead: Callable[[], str | None], home: Home
 ) -> bool:
-    """Wait until children are ready; return False if the end is asked for."""
+    """Wait until children are ready; return False if asked to end."""
     deadline = time.monotonic() + _START_LIMIT_S
     while not ready():
         if said := dead():
@@ -178,7 +178,7 @@ def down(home: Home) -> list[str]:
     """End a home's `spotlight up`, or the processes that a crashed one left.
 
     Returns:
-        The ended processes, in words; empty if there were none.
+        The ended processes, as text; empty if there were none.
 
     Raises:
         ServerError: it runs on another machine.
@@ -257,7 +257,7 @@ def left_of(home: Home) -> list[psutil.Process]:
 
 
 def _mark(home: Home) -> str:
-    """Return what the environment of an `up`'s processes holds, however a person spells the home's path."""
+    """Return the environment marker of an `up`'s processes, however the home's path is spelled."""
     return str(home.path.resolve())
 
 
@@ -276,7 +276,7 @@ def _check(home: Home, own: ServerNote, ui_port: int, schedule: Schedule) -> Non
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
         raise ConfigurationError(
-            f"PREFECT_API_URL is {configured}, but `up` starts a server of its own; unset the variable, or "
+            f"PREFECT_API_URL is {configured}, but `up` starts its own server; unset the variable, or "
             "serve the deployments there: see docs/reference/server.md"
         )
     check_schedule(*schedule[1:])
@@ -321,7 +321,7 @@ def check_schedule(cron: str, timezone: str) -> None:
 
 
 def where_to_look(home: Home, own: ServerNote, dashboard_url: str, schedule: Schedule) -> str:
-    """Describe for the person who started it where the pages are, and when the nightly runs start.
+    """Describe, for the user, where the pages are and when the nightly runs start.
 
     Args: those of `up`, and the dashboard's address.
     """
@@ -331,7 +331,7 @@ def where_to_look(home: Home, own: ServerNote, dashboard_url: str, schedule: Sch
     return (
         f"Prefect UI: {own.ui_url}{_PAGES}/deployments (start, watch and cancel runs)\n"
         f"            log in with the line in {password_file(home)}\n"
-        f"dashboard:  {dashboard_url} (look at runs)\n"
+        f"dashboard:  {dashboard_url} (view runs)\n"
         f"nightly reproducibility runs: {nightly}\n"
         "Ctrl-C ends all three"
     )

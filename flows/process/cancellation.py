@@ -50,7 +50,7 @@ def cancellable(name: str, then: str) -> Iterator[None]:
     thread this does nothing.
 
     Args:
-        then: what the error tells a person beside its reason.
+        then: advice that the error gives beside its reason.
 
     Raises:
         RunCancelledError: the flow run was cancelled in the Prefect UI.

@@ -32,7 +32,7 @@ PROCESS = "spotlight.process"
 """The label of a flow run that names its process; `infrastructure_pid` is for Prefect's own workers."""
 
 HOME = "spotlight.home"
-"""The label of a flow run that names its home, as the server may be that of others, too."""
+"""The label that names a flow run's home, because homes may share a server."""
 
 _KILLED = "its process was killed"
 
@@ -79,7 +79,7 @@ def close_flow_runs_of_ended_processes(home: Home) -> None:
         with get_client(sync_client=True) as client:
             begun = [(one, process_of(one)) for one in _unfinished(client, "RUNNING", "CANCELLING")]
             left = [(one, process) for one, process in begun if process and not _is_at_work_here(process)]
-            # Read afterwards: what a process has recorded and told Prefect is final only once it is gone.
+            # Read afterwards: a process's record and its reports to Prefect are final only once it is gone.
             store.reconcile()
             rows = {row.run_id: row for row in store.runs()}
             for flow_run, process in left:

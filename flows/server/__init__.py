@@ -1,1 +1,1 @@
-"""A home's Prefect server, what it serves, and what `spotlight up` supervises."""
+"""A home's Prefect server, its pages and metrics, and the processes of `spotlight up`."""

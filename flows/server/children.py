@@ -15,7 +15,7 @@ import psutil
 from storage.processes import python_command
 
 ENDING_S = 45.0
-"""Seconds for runs to end, which save what they hold."""
+"""Seconds for runs to save their state and end."""
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES, _TAIL_LINES = 16_384, 12
@@ -61,7 +61,7 @@ class Child:
 
     @property
     def ended(self) -> str | None:
-        """The way it ended, in words, with the last lines of its output; None while it lives."""
+        """How it ended, with the last lines of its output; None while it lives."""
         if (code := self.process.poll()) is None:
             return None
         lines: list[str] = []

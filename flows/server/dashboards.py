@@ -1,4 +1,4 @@
-"""The server of the Streamlit dashboard, and the note by which a home's running dashboard is found."""
+"""The Streamlit dashboard's server, and the note for finding a home's running dashboard."""
 
 from __future__ import annotations
 

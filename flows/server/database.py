@@ -47,7 +47,7 @@ def take_write_lock_first() -> None:
 
 
 def main() -> None:
-    """Make the installation's databases, where it has none."""
+    """Make the installation's databases if missing."""
     from storage.readers.mlflow_reader import provide_tables
 
     with tempfile.TemporaryDirectory() as folder:

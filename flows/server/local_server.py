@@ -27,7 +27,7 @@ SERVER_MODULE = "flows.server.process"
 
 _START_LIMIT_S = 300.0
 _PATIENCE_S = 10.0
-"""Seconds after which a person who waits for the server is told why it is not ready."""
+"""Seconds after which a waiting user learns why the server is not ready."""
 
 _LISTEN_LIMIT_S = 60.0
 _LOOK_S = 0.5
@@ -44,8 +44,8 @@ class LocalServer:
     """A home's Prefect server as one of its users sees it; it is started if none is running.
 
     Args:
-        wanted: where it must listen, and the further names it must answer to; None takes any port.
-        environment: further variables of its process, if it has to be started.
+        wanted: where it must listen, and further names it must answer to; None allows any port.
+        environment: further variables of its process, if it must be started.
 
     Raises:
         ServerError: it cannot be started; or a running one listens elsewhere than `wanted`.
@@ -95,7 +95,7 @@ class LocalServer:
 
     @property
     def ended(self) -> str | None:
-        """The way it ended, in words; None while it lives."""
+        """How it ended, as text; None while it lives."""
         if living_server(self._home) is not None:
             return None
         if self._child is None:
@@ -115,7 +115,7 @@ class LocalServer:
         return None
 
     def _renew(self) -> None:
-        """Start it again where it listened, as our child, unless another process was quicker."""
+        """Restart it at its old address as our child, unless another process was faster."""
         self.note = living_server(self._home) or self._start(self.note, exact=True)
 
     def _start(self, wanted: ServerNote, exact: bool) -> ServerNote:

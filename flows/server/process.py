@@ -29,7 +29,7 @@ _CLOSING_S = 2
 """Seconds for requests under way when the server ends: its successor waits for them."""
 
 _RECORDING_S = 8.0
-"""Most seconds in which a server that ends records what it has been told."""
+"""Most seconds for an ending server to record pending requests."""
 
 
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
@@ -86,7 +86,7 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
 
 
 def recorded_first(application: Any) -> Any:
-    """Return Prefect's ASGI application, made to record what it has been told before it ends.
+    """Return Prefect's ASGI application, made to record pending requests before it ends.
 
     By itself it drops events that still wait: task runs of a short run whose server was started again.
     """

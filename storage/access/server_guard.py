@@ -27,7 +27,7 @@ class ServerGuard:
     Args:
         host: IPv4 address that the server listens on. If other machines reach it, the machine's name
             and every numeric address are names of it too: rebinding needs a name.
-        names: further names of the server, such as a proxy's; pages of these count as its own.
+        names: further names of the server, such as a proxy's, whose pages are also its own.
     """
 
     def __init__(self, application: _Application, host: str, names: Iterable[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Validation errors in words: the setting, its value, the limit, the next step; one line each."""
+"""Validation errors as text: setting, value, limit and next step, one line each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def dotted(key: Sequence[str | int]) -> str:
 
 @contextmanager
 def naming_sources(sources: Mapping[str, str]) -> Iterator[None]:
-    """Let every refusal inside the block say where the value came from, by setting (a preset, --set).
+    """Let every refusal inside the block name the value's source, by setting (a preset, --set).
 
     A context and no argument: plug-ins are found and their options read in several registries, which have no
     other use for the sources.
@@ -125,7 +125,7 @@ def read_row(
 
 
 def model_of(model: type[BaseModel], section: Sequence[str]) -> type[BaseModel] | None:
-    """Return the model of a section inside another; None where there is no such section."""
+    """Return the model of a section inside another; None if there is no such section."""
     found: Any = model
     for part in section:
         if part not in found.model_fields:

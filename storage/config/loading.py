@@ -48,7 +48,7 @@ PREFIX = "SPOTLIGHT_"
 OTHER_VARIABLES = {
     HOME_VARIABLE, UP_VARIABLE, FOLDER_VARIABLE, DASHBOARD_URL_VARIABLE, PURPOSE_VARIABLE,
 }  # fmt: skip
-"""Names of the project in the environment that are no settings of a run."""
+"""Environment variables of the project that are not run settings."""
 
 EVIDENCE = ("tiny weights", "real weights loaded", "embedded curve", "one GPU step", "GPU curve")
 """Levels that `evidence = "LEVEL"` at a preset's top may claim; a test compares them with kept results.
@@ -106,13 +106,13 @@ def load_config(
 def load_with_sources(
     preset: str | None, sets: Given, environ: Mapping[str, str], base: RunConfig | None = None
 ) -> tuple[RunConfig, Mapping[str, str]]:
-    """Put a configuration together; later sources win. Return it, and where what is no default came from.
+    """Assemble a configuration; later sources win. Return it, and the sources of its non-default values.
 
     Args:
         preset: name of a preset, or path of a TOML file; None for the defaults.
         sets: settings; a value in text is read as TOML, else taken as it stands.
         environ: the environment to read `SPOTLIGHT_*` from.
-        base: an earlier run's configuration to start from, in place of the defaults.
+        base: an earlier run's configuration to start from, replacing the defaults.
 
     Raises:
         ConfigurationError: any problem, one line each: the setting, its value, what it may be.
@@ -173,7 +173,7 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, one) for one in value]
     if callable(getattr(value, "tolist", None)):
         plain = value.tolist()
-        # A float32 of 0.3 is meant as 0.3, which is what it prints, and not as 0.30000001192092896.
+        # A float32 of 0.3 means 0.3, as printed, not 0.30000001192092896.
         return float(str(value)) if isinstance(plain, float) else plain
     if isinstance(value, (str, int, float, Mapping)):
         return value
@@ -199,12 +199,12 @@ def differing(one: RunConfig, other: RunConfig) -> dict[str, Any]:
 
 
 def differences(config: RunConfig) -> dict[str, Any]:
-    """Return what a configuration holds beyond the defaults, nested as in a preset (JSON values)."""
+    """Return a configuration's non-default values, nested as in a preset (JSON values)."""
     return reduce(_merged, (_nested(*change) for change in differing(RunConfig(), config).items()), {})
 
 
 def assignments(config: RunConfig, base: RunConfig) -> list[str]:
-    """Return what `--set` takes to turn `base`, as a preset gives it, into another configuration."""
+    """Return the `--set` values that turn `base`, as given by a preset, into another configuration."""
     found = []
     for name, value in _changes("", base.model_dump(mode="json"), config.model_dump(mode="json")):
         is_bare = isinstance(value, str) and value == value.strip() and value[:1] not in ("'", '"')
@@ -311,7 +311,7 @@ def _parsed(name: str, text: str, source: str) -> _Layer:
 
 
 def _takes_text(name: str) -> bool:
-    """Return True for a setting that is a string, so that `--set name=42` means the text 42."""
+    """Return True for a string setting, for which `--set name=42` means the text 42."""
     *section, last = name.split(".")
     model = model_of(RunConfig, section)
     if model is None or last not in model.model_fields:
@@ -358,7 +358,7 @@ def stored_config(stored: Mapping[str, Any], owner: str, advice: str) -> RunConf
 
     Args:
         owner: whose it is, for the message: `run glyphs-1`.
-        advice: what to do where it cannot be read.
+        advice: what to do if it cannot be read.
 
     Raises:
         ConfigurationError: it has settings, or values, that this version does not have.

@@ -47,7 +47,7 @@ class ModelConfig(Section):
     are decoded in float32; embedded models are always float32."""
 
     # No gradient comes back through diffusers' `_flash_3` and `sage`, and torch refuses `_native_cudnn` where
-    # kernels have to be deterministic, as workers on a GPU demand.
+    # kernels must be deterministic, as workers on a GPU require.
     attention: Literal["auto", "native", "_native_flash", "flash"] = "auto"
     """Attention kernel, by its name in diffusers; `auto` is diffusers' choice. Training with `flash` is
     reproducible only up to rounding."""
@@ -107,7 +107,7 @@ class ModelConfig(Section):
         return f"{self.family} {width}x{height}{frames}"
 
     def with_absolute_paths(self) -> Self:
-        """Return paths as they are seen from here; names of the hub's cache stay as they are."""
+        """Return paths as seen from here; names in the hub's cache stay unchanged."""
         folder = os.path.expanduser(self.path)
         is_path = os.path.isdir(folder) or self.path.startswith(("~", "."))
         adapter = self.adapter and os.path.abspath(os.path.expanduser(self.adapter))

@@ -124,7 +124,7 @@ class Registry(Generic[Kind]):
         return [file for file in known if not any(map(file.resolve().is_relative_to, _ROOMS))]
 
     def _path(self, name: str, setting: str) -> str:
-        """Return `package.module:Name` or `path/to/file.py:Name` of a name that is not the project's own."""
+        """Return `package.module:Name` or `path/to/file.py:Name` for a name that is not the project's."""
         if ":" in name:
             return name
         paths = sorted({entry.value for entry in entry_points(group=self.group, name=name)})
@@ -173,7 +173,7 @@ class Registry(Generic[Kind]):
         said = f"{self._given(name, setting)}: "
         try:
             found = _named(path)
-        # The module is third-party code: what it raises while it is imported is not known.
+        # The module is third-party code and may raise anything on import.
         except (Exception, SystemExit) as error:  # a script without a guard ends itself
             raise ConfigurationError(f"{said}{self._not_imported(path, error)}") from error
         if isinstance(found, self._kind):
@@ -295,12 +295,12 @@ def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) 
 
 
 def as_values(options: Section) -> dict[str, Any]:
-    """Options as they are stored: what was set, folders absolute."""
+    """Options as stored: given values, with absolute folders."""
     return options.model_dump(mode="json", exclude_unset=True)
 
 
 def hub_models(options: Section) -> dict[str, HubModel]:
-    """Which options name models, and what is needed of each."""
+    """The options that name models, and what each must provide."""
     return {
         name: mark
         for name, field in type(options).model_fields.items()

@@ -20,7 +20,7 @@ from storage.config.tracking import TrackingConfig
 from storage.errors import quoted
 
 MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
-"""Environment variable of `checkpoint.mirror`, which also counts where a run is resumed."""
+"""Environment variable of `checkpoint.mirror`, which also applies to resumed runs."""
 
 ALL_FRAMES, THREE_FRAMES = "all", "first,middle,last"
 """The frames of a clip that are judged."""
@@ -457,13 +457,13 @@ class RunConfig(Section):
         return self.exploration.prompts or self.algorithm.prompts_per_iteration
 
     def evaluates_after(self, iteration: int) -> bool:
-        """Return True where a held-out evaluation follows this iteration (0: the untouched model)."""
+        """Return True if a held-out evaluation follows this iteration (0: the untouched model)."""
         every = self.evaluation.every
         return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
 
     @property
     def evaluates_between(self) -> bool:
-        """True where there are evaluations between the first and the last one."""
+        """True if there are evaluations between the first and the last."""
         return 0 < self.evaluation.every < self.iterations
 
     def changed(self, **sections: Mapping[str, Any]) -> RunConfig:

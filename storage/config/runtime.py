@@ -11,7 +11,7 @@ from storage.config.section import LONGEST_S, OptionValues, Section, integer_or
 from storage.errors import quoted
 
 WORKER_IN_URL = "{worker}"
-"""What stands for a worker's name in the address of `runtime.notices`."""
+"""Placeholder for a worker's name in the address of `runtime.notices`."""
 
 
 _STARTED_HERE = ("ray", "local")
@@ -134,17 +134,17 @@ class RuntimeConfig(Section):
 
     @property
     def driver_is_on_cluster(self) -> bool:
-        """True where the driver is on a host of the cluster that it joins; not with a `ray://` address."""
+        """True if the driver is on a host of the cluster that it joins; not with a `ray://` address."""
         return bool(self.ray_address) and not self.ray_address.startswith("ray://")
 
     @property
     def counts_devices(self) -> bool:
-        """True where the cluster says how many workers there are (`auto`), so that more may come later."""
+        """True if the cluster determines the number of workers (`auto`), so more may join later."""
         return AUTO in (self.reserved_workers, self.spot_workers)
 
     @property
     def least_reserved(self) -> int:
-        """Reserved workers that a run has at least: those that train, where the cluster says how many."""
+        """A run's minimum of reserved workers; with `auto`, those that train."""
         return self.trainer_workers if self.reserved_workers == AUTO else self.reserved_workers
 
     @property

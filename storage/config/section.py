@@ -23,10 +23,10 @@ LONGEST_S = 31 * 86_400.0
 """The largest time limit: timers refuse the largest numbers, and no wait needs them."""
 
 LARGEST_COUNT = 2**31 - 1
-"""The largest count where no lower limit is given: a column of a table holds no more."""
+"""The largest count without a lower limit, set by the tables' columns."""
 
 OptionValues = dict[str, Any]
-"""Options of what a setting names, as they were given; the thing itself declares and reads them."""
+"""A plug-in's options as given; the plug-in declares and reads them."""
 
 
 class _ReadUndisturbed(type(BaseModel)):
@@ -49,7 +49,7 @@ class Section(BaseModel, metaclass=_ReadUndisturbed):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_other_kinds(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic takes without a word: `true` as the number 1, text that is not Unicode."""
+        """Refuse what pydantic silently accepts: `true` as the number 1, text that is not Unicode."""
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return value  # its own fields are looked at

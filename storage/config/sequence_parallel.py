@@ -55,5 +55,5 @@ class SequenceParallelConfig(Section):
 
     @property
     def is_measured(self) -> bool:
-        """True where measured times choose any degree, so that runs repeat up to rounding only."""
+        """True if measured times choose any degree, so runs repeat only up to rounding."""
         return AUTO in self.by_kind.values()

@@ -54,7 +54,7 @@ class SettingEntry:
     Attributes:
         name: as `--set` takes it: `sampling.noise_level`.
         default: a JSON value.
-        bounds: what it may be, in words: `number above 0, at most 2`.
+        bounds: allowed values as text: `number above 0, at most 2`.
         description: one paragraph.
     """
 

@@ -9,7 +9,7 @@ from storage.errors import quoted
 from storage.text import web_address
 
 TRACKING_VARIABLE, READERS_VARIABLE = "SPOTLIGHT_TRACKING__URI", "SPOTLIGHT_TRACKING__TO"
-"""Environment variables of `tracking.uri` and `tracking.to`, which also count where a run is resumed."""
+"""Environment variables of `tracking.uri` and `tracking.to`, which also apply to resumed runs."""
 
 
 class TrackingConfig(Section):

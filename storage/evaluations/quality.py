@@ -31,7 +31,7 @@ PART = "part_"
 """The prefix of the names of a score's parts."""
 
 LEAST_KL_WEIGHT = 0.04
-"""The weight that the first alarm sets in place of a lower one: Flow-GRPO's for OCR and GenEval rewards."""
+"""The weight that the first alarm sets if the current one is lower: Flow-GRPO's for OCR and GenEval."""
 
 LEAST_PROMPTS = 8
 """The number of prompts below which no change is clear."""
@@ -114,7 +114,7 @@ class FigureChange:
 
     @property
     def worsening(self) -> float:
-        """The fraction of its start by which it is worse; below 0 if it is better, 0 if neither is worse."""
+        """The fraction of its start by which it worsened; below 0 if better, 0 if neither is worse."""
         figure = QUALITY.get(self.name)
         if figure is None:
             return 0.0
@@ -149,7 +149,7 @@ class QualityVerdict:
 
     @property
     def in_words(self) -> str:
-        """The score's change, and the worse figures, in words."""
+        """The score's change and the worse figures, as text."""
         parts = [f"{QUALITY[c.name].title} {c.before:.3g} -> {c.after:.3g}" for c in self.worse]
         return "; ".join([f"Score {self.score.before:.3f} -> {self.score.after:.3f}", *parts])
 

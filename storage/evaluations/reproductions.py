@@ -187,7 +187,7 @@ class Reproduction:
     differences: list[dict[str, str]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Return its named results, as a command prints them."""
+        """Return its named results in a command's output form."""
         return {name: getattr(self, name) for name in _SHOWN}
 
 

@@ -177,7 +177,7 @@ def comparable(home: Home, config: RunConfig, facts: Mapping[str, str], name: st
 def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
     """Return by how much the second evaluation is better than the first; `difference_of` says how.
 
-    Either is named by its identifier, or by a run, which stands for its newest evaluation.
+    Either is named by its identifier or by a run, which means its newest evaluation.
     """
     store = EvaluationStore(home)
     sides = [store.find(name) for name in (before, after)]

@@ -28,11 +28,11 @@ _WITHOUT = ExplorationConfig().strategy
 """The strategy that explores nothing, the default."""
 
 Arms = Mapping[str, Mapping[int, str]]
-"""Runs by seed, by strategy; the first strategy is the one that the others are compared with."""
+"""Runs by seed, by strategy; the first strategy is the baseline."""
 
 
 class Amount(NamedTuple):
-    """A quantity, of which two runs are compared at equal amounts: its name in a sentence, and a format."""
+    """A quantity at equal amounts of which two runs are compared: its name in a sentence, and a format."""
 
     title: str
     form: str

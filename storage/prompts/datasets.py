@@ -84,7 +84,7 @@ def _without_nothing(value: Any) -> Any:
 
 
 def _read_table(file: Path) -> tuple[Any, str]:
-    """Return the columns of a file that prompts need, and the name of the one that holds the prompt."""
+    """Return the columns of a file that prompts need, and the name of the prompt column."""
     import pyarrow
     import pyarrow.parquet
 

@@ -359,7 +359,7 @@ def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     whole = sum(sizes.values())
     shares = dict.fromkeys(sorted(sizes), int(count >= len(sizes)))
     for _ in range(count - sum(shares.values())):
-        # In whole numbers, so that equal claims are equal; the first name wins then.
+        # In whole numbers, so equal claims compare equal; the first name then wins.
         neediest = max(shares, key=lambda tag: sizes[tag] * count - shares[tag] * whole)
         shares[neediest] += 1
     return shares

@@ -75,7 +75,7 @@ class Follower:
         file, lock: files of its position, and whose lock keeps other processes from sending the run too.
         is_open: True while the reader has the run's copy open; cleared after a failure.
         is_complete: True once it has taken the run's end.
-        refused: items that it refused twice, in words.
+        refused: items that it refused twice, as text.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Follower:
         self.position = Position.read(self.file, self.reader.label)
 
     def catch_up(self, status: RunStatus | None, at: float) -> None:
-        """Have the reader take what it lacks; raise whatever prevents it.
+        """Send the reader the items it lacks; raise whatever prevents it.
 
         Args:
             status: final status of the run; None while it is running.
@@ -106,7 +106,7 @@ class Follower:
             self.is_open = False
 
     def lacking(self) -> str:
-        """Return what the reader has not taken, as in `the figures of iterations 3 to 9, the run's end`."""
+        """Return the items the reader lacks, as in `the figures of iterations 3 to 9, the run's end`."""
         try:
             first, last = max(0, self.position.moment) // 2 + 1, self._folder.listing().last_iteration
         except StorageError:

@@ -98,7 +98,7 @@ class _ReaderThread(threading.Thread):
         self.wake.set()
 
     def wait(self, left_s: float, limit_s: float) -> None:
-        """Wait for its end, and report what it lacks after that."""
+        """Wait for its end, and report any missing items."""
         self.join(left_s)
         if self.is_alive() and not self._follower.is_complete:
             self._say_lacking(f"did not take everything within {limit_s:g} s")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "spotlight"
 
 RUN_TAG = "spotlight.run_id"
-"""The tag that ties an MLflow run to ours, so that a resumed run continues in the same one."""
+"""The tag that ties an MLflow run to ours, so a resumed run continues in it."""
 
 LOCAL_SERVER = "http://127.0.0.1:5000"
 """The address at which `serve_command` serves."""
@@ -60,7 +60,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-"""Variables that MLflow reads; those that a person has set are kept."""
+"""Variables that MLflow reads; the user's own values are kept."""
 
 _OF_A_HOME = ("experiments",)
 """MLflow's own experiment has a folder by its place of creation; MLflow makes it if it is missing."""
@@ -75,7 +75,7 @@ _OTHER_LOGINS = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
 
 
 class MlflowReader(Reader):
-    """A run in MLflow. Sending data again changes nothing there, as it has the times of the record.
+    """A run in MLflow. Resent data changes nothing there, because it carries the record's times.
 
     Args:
         uri: MLflow's store: address of a server, or an SQLite file.
@@ -154,7 +154,7 @@ class MlflowReader(Reader):
         self._opened.set_terminated(self._mlflow_id, status=_STATUSES[status], end_time=int(at * 1000))
 
     def is_silence(self, error: Exception) -> bool:
-        """Return True if the store did not answer; what it refused, it would refuse again."""
+        """Return True if the store did not answer; it would refuse again what it refused."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 

@@ -1,4 +1,4 @@
-"""A reader takes the records of runs to a place where a person compares them, such as MLflow.
+"""A reader sends runs' records to a tool for comparing them, such as MLflow.
 
 `following.py` calls one on a thread beside the run, with the record after the reader's position. Any method
 may raise, and may be called again with the same values: after an outage, or if a process was killed before it
@@ -105,8 +105,8 @@ class ReaderPlugin:
     """A plug-in that makes a reader from settings; `tracking.to` names one of these.
 
     Attributes:
-        build: function that makes a reader, which imports nothing slow before `open`.
-        check: function that refuses unusable settings before a run starts, by a `ConfigurationError`.
+        build: builds a reader, which imports nothing slow before `open`.
+        check: refuses unusable settings before a run starts, with a `ConfigurationError`.
     """
 
     build: Callable[[Home, TrackingConfig], Reader]

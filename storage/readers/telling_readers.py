@@ -1,6 +1,6 @@
-"""Readers that tell people of a run's end, an alarm and a preemption storm: by a webhook, or by mail.
+"""Readers that notify users of a run's end, an alarm or a preemption storm, by webhook or mail.
 
-Addresses and passwords come from the environment alone, so that no record, log or page holds them.
+Addresses and passwords come only from the environment, so no record, log or page holds them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ USER_VARIABLE = "SPOTLIGHT_NOTIFY_MAIL_USER"
 PASSWORD_VARIABLE = "SPOTLIGHT_NOTIFY_MAIL_PASSWORD"
 
 _ANNOUNCED = ("hacking", "storm")
-"""The kinds of events that people are told of while a run goes on."""
+"""The kinds of events reported while a run continues."""
 
 _ANSWER_LIMIT_S = 10.0
 _LATE_S = 300.0
-"""Seconds after which a message gives the time of what it tells."""
+"""Seconds after which a message gives the time of its event."""
 
 _LONGEST = 2000
 _TRY_AGAIN = (408, 429)

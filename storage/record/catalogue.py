@@ -41,7 +41,7 @@ _LIVE = ("iteration", "evaluation", "part")
 def refresh_catalogue(home: Home) -> None:
     """Make the catalogue, unless it exists with the views of this home and version.
 
-    A failure is only a warning: the catalogue serves people, and no run needs it.
+    A failure is only a warning: the catalogue serves users, and no run needs it.
     """
     views = list(_views(home))
     examples = RunFolder(home.runs / _EXAMPLES)

@@ -135,7 +135,7 @@ class CheckpointStore:
 
     @property
     def oldest(self) -> int:
-        """The oldest iteration to which a run may return; 0 without a checkpoint, as it may start again."""
+        """The oldest iteration to which a run may return; 0 without a checkpoint, since it may restart."""
         return min(self._found(), default=0)
 
     @property

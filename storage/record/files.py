@@ -156,7 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Replace a JSON file by one rename; when this returns it is on disk. May raise OSError."""
-    # A path that is not UTF-8 gives an error text that cannot be encoded.
+    # A path that is not UTF-8 gives an error message that cannot be encoded.
     replace_file(path, json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
 
 

@@ -135,7 +135,7 @@ class Ledger:
             separately.
         has_device_events: True if devices have joined.
         samples: number rolled out in iterations that were kept.
-        useful_samples: number of those that training learned from: their group's scores differ.
+        useful_samples: number of them that training learned from, because their group's scores differ.
         failed_starts: number of workers that ended while they loaded.
         unjoined: devices of the settings that never joined, although others did.
         clock_jumps: messages of the run's events about jumps of the wall clock, newest first.

@@ -42,7 +42,7 @@ Its times or contents distinguish two folders of one name.
 
 
 class CheckpointMirror:
-    """A mirror that copies what a run has saved; a failed copy is reported and tried again with the next one.
+    """A mirror that copies a run's saved data; a failed copy is reported and retried with the next one.
 
     Args:
         address: address from `checkpoint.mirror`.
@@ -63,7 +63,7 @@ class CheckpointMirror:
         self._wake.set()
 
     def close(self, wait_s: float) -> None:
-        """Copy the rest, and end; what is not copied within `wait_s` seconds is left out."""
+        """Copy the rest, and end; anything not copied within `wait_s` seconds is omitted."""
         self._ends = True
         self._wake.set()
         began_s = time.monotonic()
@@ -88,7 +88,7 @@ class CheckpointMirror:
                 self._reported = message
                 try:
                     self._on_trouble(message)
-                except Exception as error:  # noqa: BLE001 - the thread has to go on with the next copy
+                except Exception as error:  # noqa: BLE001 - the thread must continue with the next copy
                     _logger.warning("%s (and this could not be recorded: %s)", message, error)
             if ends:
                 return
@@ -239,7 +239,7 @@ def _copying(there: DirFileSystem, target: str) -> str:
 
 
 def _finish(there: DirFileSystem, target: str) -> None:
-    """Rename what was written elsewhere to its final name, in one step."""
+    """Move data written elsewhere to its final name in one step."""
     if (copying := _copying(there, target)) != target:
         there.makedirs(target.rpartition("/")[0], exist_ok=True)
         there.mv(copying, target)

@@ -82,7 +82,7 @@ _NAMES = re.compile(r"\b(" + "|".join([*COLUMNS, *EVALUATION_COLUMNS, *DESCRIBED
 
 
 class RecordConnection:
-    """A connection for SQL queries over the tables of some runs (None: all), as they were when it was opened.
+    """A connection for SQL queries over the tables of some runs (None: all), as of its opening.
 
     Attributes:
         damaged: unreadable files, whose rows are missing.
@@ -195,7 +195,7 @@ def _is_gone(path: Path) -> bool:
         path.lstat()
     except FileNotFoundError:
         return True
-    except OSError:  # the disk cannot tell: it counts as damaged, not as gone
+    except OSError:  # the disk cannot tell: treat it as damaged, not as gone
         pass
     return False
 

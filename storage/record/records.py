@@ -1,4 +1,4 @@
-"""Plain values for what a run leaves behind, which `tables.py` writes as rows."""
+"""Plain values of a run's record, which `tables.py` writes as rows."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class StepTimeRecord:
-    """Time of a denoising step at a degree (devices that share it), by which `auto` chooses the degree.
+    """Time of a denoising step at a degree (devices that share it), from which `auto` chooses the degree.
 
     Attributes:
-        request_class: resolution and shape of the batches, in words.
+        request_class: resolution and shape of the batches, as text.
         step_s: seconds, median of the newest measurements of the run.
         chunks: number of chunks of denoising steps timed since the previous record.
     """

@@ -98,7 +98,7 @@ _LEAST_ITERATIONS = 5
 
 
 def too_short(iterations: int) -> str:
-    """Return why so many iterations are too few to call a run better or worse; empty if they are not."""
+    """Return why this many iterations are too few to call a run better or worse; empty if enough."""
     if iterations >= _LEAST_ITERATIONS:
         return ""
     done = f"{iterations} iteration{'s' * (iterations != 1)}"
@@ -110,8 +110,8 @@ class VarianceGain(NamedTuple):
 
     Attributes:
         ratio: ratio of the variances.
-        rolled_out: True if it is that of the groups as rolled out; else that of their draft scores, by which
-            they were selected, so that they look better than they are.
+        rolled_out: True if it is that of the groups as rolled out; otherwise that of the draft scores that
+            selected them, which look better than they are.
     """
 
     ratio: float

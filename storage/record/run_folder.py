@@ -1,4 +1,4 @@
-"""The folder of one run, which holds its whole record; nothing else has to be kept in sync.
+"""The folder of one run, which holds its whole record; nothing else must be kept in sync.
 
     run.json             identity, settings, environment, status, the process that drives it
     notes.json           a person's tags, note and archive mark, and links to other pages
@@ -219,7 +219,7 @@ class RunFolder:
     def discard_after(self, number: int) -> None:
         """Drop the iterations and evaluations above `number`; the paid time of their devices stays."""
         with self._refusals():
-            for aside in self.path.glob(f"{ASIDE}*"):  # finish what a killed writer began
+            for aside in self.path.glob(f"{ASIDE}*"):  # finish a killed writer's work
                 final = self.path / aside.name.removeprefix(ASIDE)
                 if final.exists():
                     delete_folder(aside)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # commands that refuse a setting do not wait for its import
     from storage.record.run_store import RunRow
 
 LIVE = ("starting", "running")
-"""The statuses of a run of which more will be recorded."""
+"""The statuses of a run that will record more."""
 
 START = "start"
 """The phase before the first one of an iteration: the server, the devices, the model."""

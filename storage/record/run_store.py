@@ -163,7 +163,7 @@ class RunStore:
         host = socket.gethostname()
         if not self._interrupt(row, f"taken over by {host} from process {row.pid} of {row.host}"):
             raise ConfigurationError(
-                f"run {row.run_id!r} was taken over meanwhile; look at it with `spotlight runs`"
+                f"run {row.run_id!r} was taken over meanwhile; see it with `spotlight runs`"
             )
         self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
@@ -204,17 +204,17 @@ class RunStore:
                 self.add_event(run_id, "limits", f"{name} is now {value}, was {before[name]}")
 
     def set_fact(self, run_id: str, name: str, value: str) -> None:
-        """Store a fact with a run's environment, in place of an earlier value."""
+        """Store a fact with a run's environment, replacing any earlier value."""
         self.known(run_id).change(
             RUN_FILE, lambda run: run | {"environment": run["environment"] | {name: value}}
         )
 
     def set_summary(self, run_id: str, summary: Mapping[str, Any]) -> None:
-        """Store a run's named results (JSON values), in place of earlier ones."""
+        """Store a run's named results (JSON values), replacing earlier ones."""
         self.known(run_id).change(RUN_FILE, lambda run: run | {"summary": dict(summary)})
 
     def commit_iteration(self, record: IterationRecord) -> None:
-        """Write an iteration's rows by one rename; a run that goes back first discards what it does again."""
+        """Write an iteration's rows by one rename; a run that goes back first discards what it repeats."""
         self.known(record.run_id).commit("iteration", record.iteration, iteration_rows(record))
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
@@ -446,7 +446,7 @@ def _notes(values: Mapping[str, Any]) -> RunNotes:
 
 
 def _earlier_end(row: RunRow, config: RunConfig) -> dict[str, str]:
-    """Return the facts of a run that goes on after its end with another limit; none if it had not ended."""
+    """Return the facts of a run that continues after its end with another limit, empty if not ended."""
     done = row.last_iteration or 0
     limit = BUDGET if row.status == "finished" else ""
     if done == row.config.iterations < config.iterations:  # maybe killed in the evaluation after it

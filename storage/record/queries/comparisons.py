@@ -73,7 +73,7 @@ def _courses(
 
 
 def alike_but_seed(connection: RecordConnection, run_id: str) -> dict[str, int]:
-    """Return a run and those that differ from it in the seed alone: seeds by run, oldest first.
+    """Return a run and those that differ from it only in the seed: seeds by run, oldest first.
 
     Their name and cluster may differ too. Simulated runs are not matched with any others. Empty if there is
     no such run. No file of rows is read, so this is quick in a home of many runs.

@@ -37,7 +37,7 @@ def dated(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def listed_runs(connection: RecordConnection) -> pd.DataFrame:
-    """Return all runs, newest first, by what is known without opening a file of rows.
+    """Return all runs, newest first, with facts available without opening a file of rows.
 
     The scores are a finished run's result, and NaN for the others.
     """

@@ -35,12 +35,8 @@ class FailedStart:
         """Message to users: the failure and when the slot is retried."""
         slot = self.worker.split(".")[0]
         often = f", {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
-        return f"{slot} did not start{often}: {self.reason}; it will be retried {in_phases(self.pause)}"
-
-
-def in_phases(phases: int) -> str:
-    """Return when a slot is retried, as text."""
-    return "with the next phase" if phases == 1 else f"in {phases} phases"
+        when = "with the next phase" if self.pause == 1 else f"in {self.pause} phases"
+        return f"{slot} did not start{often}: {self.reason}; it will be retried {when}"
 
 
 def pause(failures: int) -> int:

@@ -6,8 +6,7 @@ Invariants:
   have received the trainers' state also train. Losing a reserved trainer ends the run unless another reserved
   one has the same state (`algorithm.gradient_shards`); losing any other device never does.
 - A slot has at most one worker that stays or is on its way, a standby or a new process. It starts at once
-  while devices generate, otherwise with the next phase; later if one after another was lost while loading or
-  soon after.
+  while devices generate, otherwise with the next phase.
 - A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. A worker
   that ends while loading is billed too; one still loading when the run ends is not.
 - A worker under notice or about to leave gets no further chunk. If the notice is withdrawn, it pulls again,
@@ -330,8 +329,7 @@ class Fleet:
 
     def _on_lost(self, device: Device, error: WorkerLostError, trained: bool = False) -> None:
         """Remove a dead worker that is not a trainer, or not the last one."""
-        unfit = trained and isinstance(error, DeviceFaultError)  # for training, which has its own limit
-        if not self._remove(device, "lost", str(error), may_repeat=not unfit):
+        if not self._remove(device, "lost", str(error)):
             return  # several of its calls fail
         self.lost.append(device.name)
         if not isinstance(error, DeviceFaultError):
@@ -460,18 +458,12 @@ class Fleet:
             self.accounts.on_never_joined(device, kind, why)
             self._vacate(device)
 
-    def _remove(self, device: Device, kind: DeviceEventKind, why: str, may_repeat: bool = False) -> bool:
-        """Remove a joined device that is gone; return False if already removed.
-
-        Args:
-            may_repeat: True if its replacement may be lost for the same reason, and may have to wait.
-        """
+    def _remove(self, device: Device, kind: DeviceEventKind, why: str) -> bool:
+        """Remove a joined device that is gone; return False if already removed."""
         with self._lock:
             if not any(device is one for one in self._devices):
                 return False
             self._devices.remove(device)
-        if may_repeat and (paused := self._provisioner.on_lost(device)):  # before its instance is free
-            self.collector.note(paused)
         self.trainers.drop(device)
         self.accounts.on_ended(device, kind, why)
         self._vacate(device)

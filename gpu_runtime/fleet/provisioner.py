@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
-from gpu_runtime.cluster.slots import FailedStart, free_slots, in_phases, pause, worker_counts
+from gpu_runtime.cluster.slots import FailedStart, free_slots, pause, worker_counts
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
@@ -29,9 +29,6 @@ from storage.record.records import DeviceEventKind, Market, StandbyEnd, StandbyT
 
 _COUNT_EVERY_S = 1.0
 """Seconds between two counts of the cluster's devices."""
-
-_PROVEN_S = 300.0
-"""Seconds since it has loaded after which the loss of a worker says nothing about its slot."""
 
 Arrival = tuple[Device, "Future[WorkerReady]"]
 """A worker, and its answer once it has loaded."""
@@ -237,7 +234,6 @@ class WorkerProvisioner:
         self._coming: list[Arrival] = []
         self._phase = 0
         self._failures: dict[str, int] = {}  # in a row, by slot
-        self._early_losses: dict[str, int] = {}  # likewise; of trainers, by the training thread
         self._again_in: dict[str, int] = {}
         self._counts: dict[Market, int] = {}
         self._counted_at_s = 0.0
@@ -302,30 +298,6 @@ class WorkerProvisioner:
                 self.failed.append(FailedStart(device.name, str(error), failures, pause(failures)))
         return ended
 
-    def on_lost(self, device: Device) -> str:
-        """Record that a loaded worker was lost; return why its slot is paused, in words; empty if it is not.
-
-        The first two that are lost in a row soon after they had loaded may be chance, and are replaced at
-        once; then each pause is twice as long. An announced loss, or one of the whole instance, does not
-        count, nor does any where samples are shared, as no group may be left without this device.
-        """
-        slot, rented = device.slot, self._rented
-        if time.monotonic() - (device.loaded_at_s or 0.0) >= _PROVEN_S:
-            self._early_losses.pop(slot, None)
-        elif (
-            device.stays
-            and not (rented is not None and rented.is_gone(device.name))
-            and self._config.sequence_parallel.largest == 1
-        ):
-            losses = self._early_losses[slot] = self._early_losses.get(slot, 0) + 1
-            if phases := pause(losses) - 1:
-                self._again_in[slot] = self._phase + phases
-                return (
-                    f"{slot} was lost {losses} times in a row soon after it had loaded; it is started again "
-                    f"{in_phases(phases)}"
-                )
-        return ""
-
     def await_first(self) -> list[Arrival]:
         """Wait for the workers needed to start the run.
 
@@ -377,7 +349,7 @@ class WorkerProvisioner:
 
     def _taken(self, filled: Collection[str]) -> set[str]:
         """Return the slots that need no worker now: filled, paused, or with a worker on its way."""
-        paused = {slot for slot, phase in self._again_in.copy().items() if phase > self._phase}
+        paused = {slot for slot, phase in self._again_in.items() if phase > self._phase}
         return {*filled, *paused, *(device.slot for device, _ in self._coming)}
 
     def _counted(self) -> dict[Market, int]:

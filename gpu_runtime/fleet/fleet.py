@@ -310,10 +310,10 @@ class Fleet:
         self.accounts.on_notice(device, notice)
         if notice is None:
             return
-        if why_not := device.actor.drain_instance(notice.in_words, notice.deadline):
-            self.collector.note(f"the instance of {device.name} is not drained: {why_not}")
         if self._rented is not None:
             self._rented.leave(device.name, notice.in_words)
+        if why_not := device.actor.drain_instance(notice.in_words, notice.deadline):
+            self.collector.note(f"the instance of {device.name} is not drained: {why_not}")
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """Remove a worker that has died; does nothing if it is already removed.

@@ -124,17 +124,19 @@ class RentedCapacity:
                 else:  # it will get no worker, whose leaving would give it back
                     self._release(offer.instance)
 
+    @property
+    def has_room(self) -> bool:
+        """True if a new worker can be put on an instance."""
+        with self.lock:
+            return bool(self._with_room)
+
     def assign(self, worker: str) -> None:
         """Put a new worker on an instance with room."""
         with self.lock:
-            used = list(self._instance_of.values())
-            for offer in self._staying:
-                if used.count(offer.instance) < offer.devices:
-                    self._instance_of[worker] = offer.instance
-                    if offer.usd_per_hour is not None:
-                        self.usd_per_hour[worker] = offer.usd_per_hour
-                    return
-            raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
+            offer = self._with_room[0]
+            self._instance_of[worker] = offer.instance
+            if offer.usd_per_hour is not None:
+                self.usd_per_hour[worker] = offer.usd_per_hour
 
     def is_gone(self, worker: str) -> bool:
         """Return True if the instance of a worker is gone."""
@@ -184,6 +186,11 @@ class RentedCapacity:
     @property
     def _staying(self) -> list[Offer]:
         return [offer for offer in self._offers.values() if offer.instance not in self._given_back]
+
+    @property
+    def _with_room(self) -> list[Offer]:
+        used = list(self._instance_of.values())
+        return [offer for offer in self._staying if used.count(offer.instance) < offer.devices]
 
     def _give_back(self) -> None:
         """Give back instances above the wanted number: first those without workers, then the newest."""

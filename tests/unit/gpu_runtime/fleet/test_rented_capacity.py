@@ -406,6 +406,37 @@ def test_a_notice_while_workers_are_started_on_its_instance_ends_no_run(
     assert len(told) == 2 and stage.prepare() == ["reserved-0"], "those that were started leave, too"
 
 
+def test_a_start_while_a_lost_worker_is_booked_waits_for_its_instance(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """The training thread may lose a trainer, and frees its instance last, while another one fills slots."""
+    ended, provider = stage.fleet.accounts.on_ended, stage.provider
+
+    def booked(*about: Any) -> None:
+        stage.fleet.add_ready_workers()
+        ended(*about)
+
+    monkeypatch.setattr(stage.fleet.accounts, "on_ended", booked)
+    (device,) = (one for one in stage.fleet.workers(FIRST.version) if one.name == "spot-1")
+    stage.fleet.on_worker_lost(device, WorkerLostError("gone"))
+    assert provider.released == ["b"] and stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
+
+
+def test_a_start_while_an_instance_is_drained_puts_no_worker_on_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """Draining is a call to a cluster, which takes seconds."""
+    (device,) = (one for one in stage.fleet.workers(FIRST.version) if one.name == "spot-1")
+
+    def drained(*about: Any) -> str:
+        stage.fleet.add_ready_workers()
+        return ""
+
+    monkeypatch.setattr(device.actor, "drain_instance", drained)
+    stage.fleet.on_notice(device, NOTICE)
+    assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
+
+
 def test_an_instance_that_is_given_back_while_offers_are_asked_for_gets_no_worker(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):

@@ -100,6 +100,7 @@ class Fleet:
             self._provisioner = WorkerProvisioner(
                 cluster, config, history, self.standbys, address, self._rented
             )
+            on_failure.callback(self._provisioner.close)
             first = self._provisioner.fill(())[:training]
             on_failure.pop_all()
         self.failed_starts = self._provisioner.failed

@@ -532,6 +532,21 @@ def test_where_one_of_several_workers_cannot_be_started_the_others_are_ended(
     assert [name for name, worker in stage.cluster.workers.items() if not worker.dead] == []
 
 
+def test_where_a_run_cannot_begin_the_workers_that_were_started_are_ended(monkeypatch: pytest.MonkeyPatch):
+    start, clusters = FakeCluster.start, list[FakeCluster]()
+
+    def refuse(cluster: FakeCluster, name: str, *args: Any, **options: Any) -> Any:
+        clusters.append(cluster)
+        if name == TWO:
+            raise RuntimeFailure("no memory")
+        return start(cluster, name, *args, **options)
+
+    monkeypatch.setattr(FakeCluster, "start", refuse)
+    with pytest.raises(RuntimeFailure, match="no memory"):
+        Stage("none")
+    assert all(worker.dead for worker in clusters[0].workers.values()) and len(clusters[0].workers) > 1
+
+
 def test_a_spot_trainer_may_be_reported_lost_by_each_of_its_calls():
     stage = SpotTrainers()
     stage.fleet.register_trainers(FIRST, spot=True)

@@ -32,7 +32,7 @@ from storage.record.records import IterationRecord
 
 @contextmanager
 def _server_may_be_away() -> Iterator[None]:
-    """Let a run continue without its server, which then shows nothing more."""
+    """Let a run continue without its server; what this would have shown is lost."""
     try:
         yield
     except httpx.HTTPError as error:

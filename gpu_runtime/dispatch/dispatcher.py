@@ -136,7 +136,7 @@ class Dispatcher:
             self._running = False
 
     def busy(self, worker: str) -> bool:
-        """Return True if a device has a lease or other unfinished work."""
+        """Return True if a device has a lease, or other work not yet settled (after `run`: not ended)."""
         other = self._elsewhere.get(worker)
         works = other is not None and (self._running or not other.call.done())
         return works or worker in self._flights

@@ -20,7 +20,8 @@ class LoraLinear(lora.Linear):
     Attributes:
         keeps_rounded: True to keep the rounded weights until they change, while no gradient is computed;
             otherwise one in seven kernels of Qwen-Image's denoising step rounds them again. Every change must
-            raise the version of the weight's tensor, as all in-place changes do except FSDP's.
+            raise the version of the weight's tensor, as all in-place changes do except FSDP's and those of a
+            fused optimizer. Compiled blocks keep none.
     """
 
     keeps_rounded = False

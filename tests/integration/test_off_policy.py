@@ -132,7 +132,7 @@ def test_samples_of_another_age_are_refused(fresh):
     rolled = fresh.rollout(plan)
     scores = fresh.reward(rolled)
     fresh._search.kept.forget()
-    with pytest.raises(TrainingError, match="is of weights v0; training from v1 takes v1 to v1"):
+    with pytest.raises(TrainingError, match="is from weights v0; training from v1 accepts v1 to v1"):
         fresh.train(rolled, scores)
 
 

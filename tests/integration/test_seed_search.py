@@ -130,7 +130,7 @@ def test_untrusted_drafts_are_refused_and_drafted_anew(fresh, monkeypatch):
     review = fresh.review(rolled, upside_down, following)
     assert review.next_plan is not None and review.next_plan.refused
     (note,) = review.notes
-    assert note[0] == "staleness" and "drafted again" in note[1]
+    assert note[0] == "staleness" and "redrafted" in note[1]
     again = fresh.explore_anew(review.next_plan)
     assert not again.refused and {d.policy_version for d in again.candidates} == {2}
     assert again.superseded == following.candidates

@@ -122,7 +122,7 @@ def test_settings_name_frames_or_are_refused():
     for wrong in ("0", "some", "2.5", "true", "1025"):
         with pytest.raises(ConfigurationError, match=r"reward\.frames = .*1,024, or all, or first,"):
             frames(wrong)
-    with pytest.raises(ConfigurationError, match=r"reward\.frames is 4, but embedded makes images; leave"):
+    with pytest.raises(ConfigurationError, match=r"reward\.frames is 4, but embedded makes images; omit"):
         check_inputs(load_config("glyphs", ["reward.frames=4"], {}))
 
 

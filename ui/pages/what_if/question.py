@@ -46,8 +46,7 @@ class Question(WhatIfQuestion):
     """Of a device."""
 
     own_trace: bytes | None = Field(default=None, title="Trace (CSV)")
-    """Of spot instances, replacing the one above: lines of milliseconds, add or remove, and the instance's
-    name."""
+    """Spot instances to replace the trace above: each line has milliseconds, add or remove, and a name."""
 
     own_prices: bytes | None = Field(default=None, title="Prices (CSV)")
     """Prices over time: time, market (on_demand or spot), usd_per_hour and, optionally, zone."""

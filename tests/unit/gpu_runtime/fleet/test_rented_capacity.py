@@ -428,12 +428,16 @@ def test_a_start_while_an_instance_is_drained_puts_no_worker_on_it(
     """Draining is a call to a cluster, which takes seconds."""
     (device,) = (one for one in stage.fleet.workers(FIRST.version) if one.name == "spot-1")
 
+    wanted: list[bool] = []
+
     def drained(*about: Any) -> str:
+        wanted.append(stage.fleet.regroups(stage.fleet._dispatcher.work_left, False))
         stage.fleet.add_ready_workers()
         return ""
 
     monkeypatch.setattr(device.actor, "drain_instance", drained)
     stage.fleet.on_notice(device, NOTICE)
+    assert wanted == [False], "the instance leaves before it is drained, so nobody wants a worker on it"
     assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
 
 

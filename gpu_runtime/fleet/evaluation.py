@@ -12,7 +12,7 @@ from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.quality.meter import QualityMeter
 from gpu_runtime.rewards.guard import refuse_total_failure
-from gpu_runtime.scheduling.requests import SampleRequest, evaluation_request
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.scores import Score, judged, part_figures
 from storage.config.run_config import RunConfig
 from storage.pictures import picture_file
@@ -101,11 +101,15 @@ def evaluate(
         RuntimeFailure: if the trainer died or hangs, or scorers keep dying.
     """
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
+    version, averaged = weights.version
     requests = [
-        evaluation_request(config.seed, prompt.prompt_id, seed, prompt.text, weights.version, prompt.source)
+        SampleRequest(
+            RequestKind.EVALUATE, config.seed, 0, prompt.prompt_id, seed, version, prompt.text,
+            averaged=averaged, source=prompt.source,
+        )
         for prompt in prompts
         for seed in range(config.evaluation.images_per_prompt)
-    ]
+    ]  # fmt: skip
     with QualityMeter(by_id) as meter:
 
         def judge(images: Sequence[GeneratedImage]) -> list[Future[Score]]:
@@ -123,4 +127,4 @@ def evaluate(
         look | part_figures(score) | ({JUDGE_USD: score.usd} if score.usd else {})
         for look, score in zip(looks, scores, strict=True)
     ]
-    return Evaluation(samples, scores, weights.version.policy_version, figures)
+    return Evaluation(samples, scores, version, figures)

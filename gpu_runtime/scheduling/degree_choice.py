@@ -69,7 +69,7 @@ class StepTimeTable:
         self._first: dict[int, deque[float]] = {}
         self._regroups: deque[float] = deque(maxlen=KEPT)
         self._have_shared: set[str] = set()
-        self._changed: dict[int, int] = {}
+        self._changed: Counter[int] = Counter()
 
     def note(self, degree: int, step_s: float, first: bool) -> None:
         """Record a step's seconds in a chunk, if above 0; a group's `first` ones count until others do."""
@@ -77,7 +77,7 @@ class StepTimeTable:
             return
         times = self._first if first else self._steady
         times.setdefault(degree, deque(maxlen=KEPT)).append(step_s)
-        self._changed[degree] = self._changed.get(degree, 0) + 1
+        self._changed[degree] += 1
 
     def note_regroup(self, seconds: float, members: Collection[str] = ()) -> None:
         """Record the seconds to form a group, unless a member has just started up for its first one."""
@@ -139,7 +139,10 @@ def choose_layout(
     if trial == 1:
         return plan_layout(devices, {1: 1.0}, before)
     usable = {degree: step_s for degree, step_s in step_times.known.items() if degree in degrees}
-    stay = _as_they_are(devices, standing, usable)
+    # The groups so far, if their degree is known; a device in none works alone.
+    kept = [group for group in standing if len(group.members) in usable]
+    taken = {member for group in kept for member in group.members}
+    stay = (*kept, *(Group(devices[name], (name,)) for name in sorted(devices) if name not in taken))
     if not (devices and left.batches):
         return stay
     stay_s = batch_ends_s(stay, standing, left, usable, step_times.regroup_s)
@@ -151,26 +154,20 @@ def choose_layout(
             used = sorted(layout, key=lambda group: -len(group.members))[: left.batches]
             return tuple(group for group in layout if group in used)
     best, best_s = stay, stay_s
+    enough = 1 - LEAST_GAIN
     at_once = largest = min(left.batches, len(devices))  # then half as many batches at a time, a quarter, ...
     while at_once:
         layout = plan_layout(devices, usable, before, at_once, largest)
         ends_s = batch_ends_s(layout, standing, left, usable, step_times.regroup_s)
         sooner = (max(ends_s), sum(ends_s)) < (max(best_s), sum(best_s))
-        if sooner and _clearly_better(ends_s, stay_s, left.batches < len(stay)):
+        # If devices are idle, it is enough that batches end sooner on average and the last no later: a group
+        # that finishes first then helps the others.
+        idle = left.batches < len(stay)
+        clearly = max(ends_s) < enough * max(stay_s) or (idle and sum(ends_s) < enough * sum(stay_s))
+        if sooner and clearly:
             best, best_s = layout, ends_s
         at_once //= 2
     return best
-
-
-def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool) -> bool:
-    """Return True if batches end sufficiently sooner than with the current groups to change them.
-
-    If devices are idle, it is enough that batches end sooner on average and the last no later: a group that
-    finishes first then helps the others.
-    """
-    if max(ends_s) < (1 - LEAST_GAIN) * max(stay_s):
-        return True
-    return idle and sum(ends_s) < (1 - LEAST_GAIN) * sum(stay_s)
 
 
 def degree_to_try(
@@ -195,16 +192,6 @@ def degree_to_try(
             return None
         fastest = step_s
     return None
-
-
-def _as_they_are(
-    devices: Mapping[str, str], standing: Sequence[Group], usable: Mapping[int, float]
-) -> Layout:
-    """Return the existing groups, if their degree is known; a device in none works alone."""
-    groups = [group for group in standing if len(group.members) in usable]
-    taken = {member for group in groups for member in group.members}
-    groups += [Group(devices[name], (name,)) for name in sorted(devices) if name not in taken]
-    return tuple(groups)
 
 
 def name_of(group: Group) -> str:

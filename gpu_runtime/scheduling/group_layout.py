@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from storage.errors import SchedulingError
 
@@ -50,16 +50,8 @@ _Worth = tuple[int, int, int, int]
 More is better; the first difference decides.
 """
 
-
-class _Choice(NamedTuple):
-    """One way to divide an instance.
-
-    Attributes:
-        degrees: degrees of all groups, including leftover devices that work alone.
-    """
-
-    worth: _Worth
-    degrees: tuple[int, ...]
+_Degrees = tuple[int, ...]
+"""Degrees of all groups of an instance, including leftover devices that work alone."""
 
 
 def plan_layout(
@@ -128,10 +120,12 @@ def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
 
 
 @lru_cache(maxsize=256)
-def _choices(size: int, rates_by_degree: _ByDegree, standing_of: _ByDegree) -> Mapping[int, _Choice]:
+def _choices(
+    size: int, rates_by_degree: _ByDegree, standing_of: _ByDegree
+) -> Mapping[int, tuple[_Worth, _Degrees]]:
     """Return the best way to divide an instance into each number of working groups. Cached."""
     rates, standing = dict(rates_by_degree), Counter(dict(standing_of))
-    best: dict[int, _Choice] = {}
+    best: dict[int, tuple[_Worth, _Degrees]] = {}
     for working in _partitions(size, sorted(rates, reverse=True)):
         alone = size - sum(working) if 1 in rates else 0
         degrees = working + (1,) * alone
@@ -140,12 +134,12 @@ def _choices(size: int, rates_by_degree: _ByDegree, standing_of: _ByDegree) -> M
         rate = sum(rates[degree] for degree in working)
         worth = rate, sum(degrees), kept, len(degrees)
         held = best.get(len(working))
-        if held is None or worth > held.worth:
-            best[len(working)] = _Choice(worth, degrees)
+        if held is None or worth > held[0]:
+            best[len(working)] = worth, degrees
     return best
 
 
-def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _partitions(size: int, degrees: Sequence[int]) -> Iterator[_Degrees]:
     """Yield descending sequences of degrees with a sum of at most `size`."""
     yield ()
     for place, degree in enumerate(degrees):
@@ -157,7 +151,7 @@ def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
 @lru_cache(maxsize=64)
 def _best(
     rates_by_degree: _ByDegree, instances: tuple[tuple[int, _ByDegree], ...], bound: int
-) -> Mapping[int, tuple[_Worth, tuple[tuple[int, ...], ...]]]:
+) -> Mapping[int, tuple[_Worth, tuple[_Degrees, ...]]]:
     """Return the best degrees of each instance's groups, by the number of working groups of all. Cached.
 
     Args:
@@ -165,10 +159,10 @@ def _best(
         instances: number of devices of each, and its standing groups.
         bound: largest relevant number of working groups in all.
     """
-    best: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {0: ((0, 0, 0, 0), ())}
+    best: dict[int, tuple[_Worth, tuple[_Degrees, ...]]] = {0: ((0, 0, 0, 0), ())}
     for size, standing in instances:
         options = _choices(size, rates_by_degree, standing)
-        following: dict[int, tuple[_Worth, tuple[tuple[int, ...], ...]]] = {}
+        following: dict[int, tuple[_Worth, tuple[_Degrees, ...]]] = {}
         for working, ((rate, busy, kept, groups), path) in best.items():
             for more, (worth, degrees) in options.items():
                 if working + more > bound:

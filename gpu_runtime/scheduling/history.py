@@ -86,20 +86,6 @@ class Redone:
 
 
 @dataclass(frozen=True)
-class MissingHistory:
-    """A worker that joined, with its history on another machine.
-
-    Attributes:
-        path: path of the file there.
-    """
-
-    life: int
-    worker: str
-    host: str
-    path: str
-
-
-@dataclass(frozen=True)
 class HistoryReport:
     """The result of checking a history against the promises.
 
@@ -114,7 +100,8 @@ class HistoryReport:
         steps_done: denoising steps done of these samples.
         redone: repeated steps by loss, including lost workers without any.
         unfinished: samples of phases cut off by the driver's death.
-        missing: histories of workers on other machines; without them, the steps done there are unknown.
+        missing: histories of workers on other machines, as text; without them, the steps done there are
+            unknown.
     """
 
     requested: int
@@ -127,16 +114,12 @@ class HistoryReport:
     steps_done: int
     redone: tuple[Redone, ...]
     unfinished: int
-    missing: tuple[MissingHistory, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def steps_redone(self) -> int:
         """Denoising steps done more than once, in phases that ended."""
         return sum(loss.total for loss in self.redone)
-
-    def losses(self, with_notice: bool) -> int:
-        """Return the number of workers lost with notice, or without."""
-        return sum(loss.with_notice == with_notice for loss in self.redone)
 
     def most_redone(self, with_notice: bool) -> int:
         """Return the most denoising steps that a loss cost a sample; 0 without any loss."""
@@ -144,11 +127,7 @@ class HistoryReport:
 
     def broken(self) -> list[str]:
         """Return the promises that were broken or cannot be checked, as text; empty if all hold."""
-        said = [
-            f"the history of {one.worker} (life {one.life}) is on {one.host} at {one.path}: copy it into the "
-            "folder of that life, and check again"
-            for one in self.missing
-        ]
+        said = list(self.missing)
         said += [
             f"{len(names)} samples {what}, such as {names[0]}"
             for names, what in (
@@ -178,7 +157,7 @@ class _Phase:
     drafts: bool = False
     ended: bool = False
     accepted: Counter[str] = field(default_factory=Counter)
-    leases: list[int] = field(default_factory=list)
+    leases: list[_Lease] = field(default_factory=list)
 
 
 @dataclass
@@ -236,11 +215,12 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
         by_life[line.life].append(line)
     numbered = {number: _read(of_life) for number, of_life in sorted(by_life.items())}
     alive = list(numbered.values())
-    ended = [phase for life in alive for phase in life.phases if phase.ended and not phase.drafts]
-    made = {name for life in alive for phase in life.phases if phase.drafts for name in phase.accepted}
+    phases = [phase for life in alive for phase in life.phases]
+    ended = [phase for phase in phases if phase.ended and not phase.drafts]
+    made = {name for phase in phases if phase.drafts for name in phase.accepted}
     drafted = {name for life in alive for name in life.drafted}
-    counts = [life.drafted for life in alive]
-    counts += [phase.accepted for life in alive for phase in life.phases]
+    counts = [*(life.drafted for life in alive), *(phase.accepted for phase in phases)]
+    wrote = {(number, line.by) for number, of_life in by_life.items() for line in of_life}
     return HistoryReport(
         requested=sum(len(phase.requests) for phase in ended) + len(drafted),
         lost=(
@@ -249,104 +229,79 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
         ),
         duplicated=tuple(name for times in counts for name in times if times[name] > 1),
         held_twice=tuple(name for life in alive for name in life.held_twice),
-        incomplete=tuple(
-            name for life in alive for phase in life.phases for name in _incomplete(life, phase)
-        ),
+        incomplete=tuple(name for phase in phases for name in _incomplete(phase)),
         dropped=sum(life.dropped for life in alive),
         steps_needed=sum(len(phase.requests) * phase.steps for phase in ended),
-        steps_done=sum(
-            len(life.leases[lease].done) * len(life.leases[lease].requests)
-            for life in alive
-            for phase in life.phases
-            if phase.ended and not phase.drafts
-            for lease in phase.leases
-        ),
+        steps_done=sum(len(lease.done) * len(lease.requests) for phase in ended for lease in phase.leases),
         redone=tuple(loss for number, life in numbered.items() for loss in _redone(number, life)),
         unfinished=sum(
-            len(phase.requests) - len(phase.accepted)
-            for life in alive
-            for phase in life.phases
-            if not (phase.ended or phase.drafts)
+            len(phase.requests) - len(phase.accepted) for phase in phases if not (phase.ended or phase.drafts)
         ),
-        missing=tuple(one for of_life in by_life.values() for one in _missing(of_life)),
+        missing=tuple(
+            f"the history of {line.facts['worker']} (life {number}) is on {line.facts['host']} at "
+            f"{line.facts['history']}: copy it into the folder of that life, and check again"
+            for number, of_life in by_life.items()
+            for line in of_life
+            if line.event == "joined" and "history" in line.facts
+            if (number, line.facts["worker"]) not in wrote
+        ),
     )
-
-
-def _missing(lines: list[HistoryLine]) -> list[MissingHistory]:
-    """Return a life's workers that joined but wrote no line here."""
-    there = {line.by for line in lines}
-    return [
-        MissingHistory(line.life, line.facts["worker"], line.facts["host"], line.facts["history"])
-        for line in lines
-        if line.event == "joined" and "history" in line.facts and line.facts["worker"] not in there
-    ]
 
 
 def _read(lines: list[HistoryLine]) -> _Life:
     """Return a life from its lines, the driver's first because they define the workers' leases."""
     life = _Life()
-    for line in lines:
-        if line.by == DRIVER:
-            _read_driver(life, line)
-    for line in lines:
-        if line.by != DRIVER:
-            _read_worker(life, line)
+    for line in sorted(lines, key=lambda line: line.by != DRIVER):
+        event, facts = line.event, line.facts
+        if event == "chunk":
+            lease = life.leases[facts["lease"]]
+            lease.interval = max(lease.interval, facts["until"] - facts["from"])
+        elif event == "step":
+            life.leases[facts["lease"]].done.update(range(facts["from"], facts["to"]))
+        elif event == "sent":
+            life.leases[facts["lease"]].sent = facts["step"]
+        elif event == "notice" and line.by == DRIVER:  # a worker notes its own, too, by its clock
+            life.noticed_at.setdefault(facts["worker"], line.at)
+        elif event == "generate":
+            drafts = facts.get("kind") == RequestKind.EXPLORE
+            life.phases.append(_Phase(facts["steps"], list(facts["requests"]), drafts))
+        elif event == "drafted":
+            life.drafted.update(facts["requests"])
+        elif event == "generated":
+            life.phase_of(facts.get("kind")).ended = True
+        elif event == "lease":
+            number, names = facts["lease"], facts["requests"]
+            life.held_twice += [name for name in names if name in life.holder]
+            life.holder |= dict.fromkeys(names, number)
+            phase = life.phase_of(facts.get("kind"))
+            until = facts.get("until", phase.steps)
+            lease = _Lease(facts["worker"], list(names), until, phase, committed=facts["step"])
+            life.leases[number] = lease
+            phase.leases.append(lease)
+        elif event == "commit":
+            lease = life.leases[facts["lease"]]
+            lease.committed = max(lease.committed, facts["step"])
+        elif event == "deliver":
+            life.leases[facts["lease"]].phase.accepted.update(facts["accepted"])
+            life.dropped += len(facts["dropped"])
+            for name in facts["accepted"]:
+                life.holder.pop(name, None)
+        elif event == "back":
+            lease = life.leases[facts["lease"]]
+            if lease.back_at is None:
+                lease.back_at, lease.why = line.at, facts["why"]
+            for name in [name for name, number in life.holder.items() if number == facts["lease"]]:
+                del life.holder[name]
+        elif event == "lost":
+            life.lost_at[facts["worker"]] = line.at
     return life
 
 
-def _read_driver(life: _Life, line: HistoryLine) -> None:
-    facts = line.facts
-    if line.event == "notice":
-        life.noticed_at.setdefault(facts["worker"], line.at)
-    elif line.event == "generate":
-        drafts = facts.get("kind") == RequestKind.EXPLORE
-        life.phases.append(_Phase(facts["steps"], list(facts["requests"]), drafts))
-    elif line.event == "drafted":
-        life.drafted.update(facts["requests"])
-    elif line.event == "generated":
-        life.phase_of(facts.get("kind")).ended = True
-    elif line.event == "lease":
-        number, names = facts["lease"], facts["requests"]
-        life.held_twice += [name for name in names if name in life.holder]
-        life.holder |= dict.fromkeys(names, number)
-        phase = life.phase_of(facts.get("kind"))
-        until = facts.get("until", phase.steps)
-        life.leases[number] = _Lease(facts["worker"], list(names), until, phase, committed=facts["step"])
-        phase.leases.append(number)
-    elif line.event == "commit":
-        lease = life.leases[facts["lease"]]
-        lease.committed = max(lease.committed, facts["step"])
-    elif line.event == "deliver":
-        life.leases[facts["lease"]].phase.accepted.update(facts["accepted"])
-        life.dropped += len(facts["dropped"])
-        for name in facts["accepted"]:
-            life.holder.pop(name, None)
-    elif line.event == "back":
-        lease = life.leases[facts["lease"]]
-        if lease.back_at is None:
-            lease.back_at, lease.why = line.at, facts["why"]
-        for name in [name for name, number in life.holder.items() if number == facts["lease"]]:
-            del life.holder[name]
-    elif line.event == "lost":
-        life.lost_at[facts["worker"]] = line.at
-
-
-def _read_worker(life: _Life, line: HistoryLine) -> None:
-    facts = line.facts
-    if line.event == "chunk":
-        lease = life.leases[facts["lease"]]
-        lease.interval = max(lease.interval, facts["until"] - facts["from"])
-    elif line.event == "step":
-        life.leases[facts["lease"]].done.update(range(facts["from"], facts["to"]))
-    elif line.event == "sent":
-        life.leases[facts["lease"]].sent = facts["step"]
-
-
-def _incomplete(life: _Life, phase: _Phase) -> list[str]:
+def _incomplete(phase: _Phase) -> list[str]:
     """Return accepted samples of a phase with denoising steps that no device did."""
     done: dict[str, set[int]] = defaultdict(set)
     until: dict[str, int] = {}
-    for lease in (life.leases[number] for number in phase.leases):
+    for lease in phase.leases:
         for name in lease.requests:
             done[name] |= lease.done
             until[name] = lease.until
@@ -363,7 +318,7 @@ def _redone(number: int, life: _Life) -> list[Redone]:
         if not phase.ended:
             continue
         later: dict[str, set[int]] = defaultdict(set)
-        for lease in (life.leases[granted] for granted in reversed(phase.leases)):
+        for lease in reversed(phase.leases):
             counts = [len(lease.done & later[name]) for name in lease.requests]
             if any(counts):
                 worker = life.to_blame(lease)

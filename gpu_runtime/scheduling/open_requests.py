@@ -62,8 +62,7 @@ class _VersionQueue(Generic[RequestT]):
     """The lanes of one kind and version; a lane exists while something waits in it."""
 
     def __init__(self) -> None:
-        self.lanes: dict[_Key, _Lane[RequestT]] = {}
-        self._fresh: OrderedDict[_Key, None] = OrderedDict()
+        self.lanes: OrderedDict[_Key, _Lane[RequestT]] = OrderedDict()  # the longest waiting first
         # (minus committed steps, serial, all steps, lane): the furthest first. Lanes that have run
         # empty meanwhile are thrown away when they come up.
         self._begun: list[tuple[int, int, int, _Lane[RequestT]]] = []
@@ -76,8 +75,6 @@ class _VersionQueue(Generic[RequestT]):
             lane = self.lanes[key] = OrderedDict()
             if progress.step:
                 heapq.heappush(self._begun, (-progress.step, next(self._serials), progress.item.steps, lane))
-            else:
-                self._fresh[key] = None
         lane[progress] = None
         if first:
             lane.move_to_end(progress, last=False)
@@ -104,15 +101,14 @@ class _VersionQueue(Generic[RequestT]):
         """Key of the lane that is served next."""
         while self._begun and not self._begun[0][3]:
             heapq.heappop(self._begun)
-        if not self._begun:
-            return next(iter(self._fresh))
+        if not self._begun:  # all lanes are of requests without a commit
+            return next(iter(self.lanes))
         minus_step, _, steps, _ = self._begun[0]
         return steps, -minus_step
 
     def _forget_if_empty(self, key: _Key) -> None:
         if not self.lanes[key]:
             del self.lanes[key]
-            self._fresh.pop(key, None)
 
 
 class WaitingRequests(Generic[RequestT]):

@@ -196,7 +196,12 @@ class PullScheduler(Generic[RequestT]):
             if progress is None or step < progress.step:
                 self.counters.stale_commits += 1
             elif step > progress.step:
-                self._advance(progress, step, state)
+                waits = progress.lease is None
+                if waits:
+                    self._waiting.remove(progress)
+                progress.step, progress.state = step, state
+                if waits:
+                    self._waiting.add(progress, first=True)
         live = self._valid(lease)
         return () if live is None else tuple(live.held)
 
@@ -271,14 +276,6 @@ class PullScheduler(Generic[RequestT]):
     def _still_open(self, lease: Lease[RequestT], request: RequestT) -> Progress[RequestT] | None:
         progress = self._open.get(request)
         return progress if progress is not None and progress.first_lease <= lease.number else None
-
-    def _advance(self, progress: Progress[RequestT], step: int, state: object) -> None:
-        waits = progress.lease is None
-        if waits:
-            self._waiting.remove(progress)
-        progress.step, progress.state = step, state
-        if waits:
-            self._waiting.add(progress, first=True)
 
     def _finish(self, progress: Progress[RequestT]) -> None:
         live, progress.lease = progress.lease, None

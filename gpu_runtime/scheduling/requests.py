@@ -88,25 +88,6 @@ class SampleRequest:
         return WeightsVersion(self.policy_version, self.averaged)
 
 
-def evaluation_request(
-    run_seed: int, prompt_id: int, seed_index: int, prompt: str, weights: WeightsVersion, source: str = ""
-) -> SampleRequest:
-    """Return the request for a held-out image; its noise is the same at every evaluation.
-
-    Args:
-        run_seed: seed of the run.
-        prompt_id: position of the prompt in the file of held-out ones.
-        seed_index: number of the prompt's noise stream.
-        prompt: text of the prompt.
-        weights: weights that must be used.
-        source: image that the prompt asks to change.
-    """
-    return SampleRequest(
-        RequestKind.EVALUATE, run_seed, 0, prompt_id, seed_index, weights.policy_version, prompt,
-        averaged=weights.averaged, source=source,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class WorkItem(Generic[RequestT]):
     """A request as the scheduler sees it.

@@ -11,7 +11,7 @@ import pytest
 
 import tasks.iteration.phases
 from gpu_runtime.fleet.evaluation import Evaluation
-from gpu_runtime.scheduling.requests import WeightsVersion, evaluation_request
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.scores import Score, part_figures
 from storage.config.run_config import RunConfig
 from storage.home import Home
@@ -31,7 +31,7 @@ SCORES = [
 
 def drawn(prompt_id: int, seed_index: int = 0) -> Any:
     """An image of a prompt, as far as it is asked for."""
-    request = evaluation_request(0, prompt_id, seed_index, "a sign", WeightsVersion(1))
+    request = SampleRequest(RequestKind.EVALUATE, 0, 0, prompt_id, seed_index, 1, "a sign")
     return SimpleNamespace(request=request, image_HWC=None)
 
 

@@ -106,7 +106,7 @@ def test_with_a_notice_in_time_only_one_step_may_be_redone(seen_before_s, limit)
     report = story.report()
     assert report.redone[0].limit == limit and report.redone[0].most == 2
     assert len(report.broken()) == (limit == 1)
-    assert report.losses(with_notice=True) == (limit == 1)
+    assert [loss.with_notice for loss in report.redone] == [limit == 1]
     assert report.most_redone(with_notice=limit == 1) == 2
 
 
@@ -162,7 +162,7 @@ def test_a_phase_that_the_driver_s_death_cuts_off_loses_nothing():
 def test_a_worker_lost_with_nothing_in_hand_is_a_loss_all_the_same():
     story = Story().lease(0, "w").steps(0, "w", 0, 4).deliver(0).driver("generated")
     report = story.driver("lost", worker="w").report()
-    assert report.losses(with_notice=False) == 1 and report.broken() == []
+    assert [loss.with_notice for loss in report.redone] == [False] and report.broken() == []
 
 
 def test_the_worst_of_several_leases_and_losses_counts():
@@ -176,7 +176,7 @@ def test_the_worst_of_several_leases_and_losses_counts():
     [loss] = story.report().redone
     assert (loss.most, loss.total) == (2, 3)
     report = check_history([*worse, *(replace(line, life=2) for line in killed(3, 2).lines)])
-    assert (report.losses(with_notice=False), report.most_redone(with_notice=False)) == (2, 2)
+    assert [loss.with_notice for loss in report.redone] == [False] * 2 and report.most_redone(False) == 2
 
 
 def test_of_three_tries_each_step_counts_as_often_as_it_was_repeated():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.diffusion.samples import GeneratedSample
@@ -19,7 +19,6 @@ from gpu_runtime.dispatch.phase import Delivery, Judge
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
-from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.window import DraftGate
@@ -34,48 +33,6 @@ class DraftTask:
     request: SampleRequest
     fidelity: str
     round: int
-
-
-class PlannedDrafts:
-    """Connects a planner, which only knows scores, to a phase of drafts."""
-
-    def __init__(
-        self, planner: DraftPlanner, explorer: SeedExplorer, task: Callable[[int, Draft], DraftTask]
-    ) -> None:
-        self._planner = planner
-        self._explorer = explorer
-        self._task = task
-
-    def more(self) -> list[DraftTask]:
-        """Return the planner's next round; none until the second-to-last round is scored."""
-        if not self._planner.can_plan:
-            return []
-        drafts = self._planner.next_round()
-        return [self._task(self._planner.round_of(draft), draft) for draft in drafts]
-
-    def judged(self, candidate: Candidate) -> None:
-        """Pass the judgement of a planned draft to the planner; the monitor's re-scores are not planned."""
-        if candidate.round == MONITOR_ROUND:
-            return
-        score = self._explorer.signal(candidate) if candidate.error is None else None
-        self._planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)
-
-
-@dataclass
-class Drafted:
-    """The results of a phase of drafts.
-
-    Attributes:
-        candidates: judged drafts, in order of judgement.
-        lease_s: seconds that devices, or groups of them, held the finished batches.
-        full_drafts: capacity of these batches in full drafts; a partial batch takes as long.
-        samples: drafts that training may use, judged or not.
-    """
-
-    candidates: list[Candidate] = field(default_factory=list)
-    lease_s: float = 0.0
-    full_drafts: float = 0.0
-    samples: list[Delivered] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -101,7 +58,19 @@ class DraftLimits:
 
 
 class DraftPhase:
-    """A phase of drafts; those in `first` are made before all others."""
+    """A phase of drafts; those in `first` are made before all that the planner requests.
+
+    Args:
+        planner: knows only scores.
+        signal: returns the score that a judged draft is learned from with.
+        task: returns a planned draft as a task, given its round.
+
+    Attributes:
+        candidates: judged drafts, in order of judgement.
+        lease_s: seconds that devices, or groups of them, held the finished batches.
+        full_drafts: capacity of these batches in full drafts; a partial batch takes as long.
+        samples: drafts that training may use, judged or not.
+    """
 
     kind = RequestKind.EXPLORE
     must_end = False
@@ -110,17 +79,22 @@ class DraftPhase:
     def __init__(
         self,
         first: Sequence[DraftTask],
-        source: PlannedDrafts,
+        planner: DraftPlanner,
+        signal: Callable[[Candidate], float],
+        task: Callable[[int, Draft], DraftTask],
         judge: Judge,
         version: WeightsVersion,
         limits: DraftLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.version = version
-        self.made = Drafted()
-        """Results so far."""
+        self.candidates: list[Candidate] = []
+        self.lease_s = self.full_drafts = 0.0
+        self.samples: list[Delivered] = []
+        self.planner = planner
         self._first = first
-        self._source = source
+        self._signal = signal
+        self._task = task
         self._judge = judge
         self._limits = limits
         self._clock = clock
@@ -150,8 +124,11 @@ class DraftPhase:
         return self._items(self._first)
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
-        """Return the source's next drafts."""
-        return self._items(self._source.more())
+        """Return the planner's next round; none until the second-to-last round is scored."""
+        if not self.planner.can_plan:
+            return []
+        drafts = self.planner.next_round()
+        return self._items([self._task(self.planner.round_of(draft), draft) for draft in drafts])
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """Return True if the batch can end in the window, which opens with the first query."""
@@ -164,14 +141,14 @@ class DraftPhase:
         """Pass the images of a finished batch to the scorers."""
         lease = delivery.lease
         fidelity = self._tasks[lease.requests[0]].fidelity
-        self.made.lease_s += delivery.lease_s
+        self.lease_s += delivery.lease_s
         # A lease that resumes another device's commit does only the rest of a batch.
         share = (lease.steps - lease.step) / lease.steps
-        self.made.full_drafts += share * self._cost_of_batch(fidelity)
+        self.full_drafts += share * self._cost_of_batch(fidelity)
         scores = self._judge(delivery.images)
         tasks = [self._tasks[image.request] for image in delivery.images]
         self.calls |= zip(scores, tasks, strict=True)
-        self.made.samples += [
+        self.samples += [
             Delivered(image, delivery.worker, score)
             for image, score in zip(delivery.images, scores, strict=True)
             if isinstance(image, GeneratedSample)
@@ -186,8 +163,10 @@ class DraftPhase:
             request.prompt_id, request.seed_index, task.fidelity, request.policy_version,
             score.value, score.exact, score.error, task.round,
         )  # fmt: skip
-        self.made.candidates.append(candidate)
-        self._source.judged(candidate)
+        self.candidates.append(candidate)
+        if task.round != MONITOR_ROUND:  # the monitor's re-scores are not planned
+            learned = self._signal(candidate) if candidate.error is None else None
+            self.planner.observe(Draft(request.prompt_id, request.seed_index, task.fidelity), learned)
 
     def end(self) -> None:
         """Record the arrived judgements, and cancel the others: the rollout waits for none."""

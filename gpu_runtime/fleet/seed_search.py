@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpu_runtime.dispatch.devices import Weights
-from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
+from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
@@ -53,15 +53,6 @@ class SeedReview:
     notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Search:
-    """An iteration's drafts, once begun."""
-
-    iteration: int
-    planner: DraftPlanner
-    phase: DraftPhase
-
-
 class SeedSearch:
     """The search for the seeds of each iteration: the `Drafting` of a live run."""
 
@@ -89,7 +80,7 @@ class SeedSearch:
         """Drafts to train on, if the strategy does so."""
         self._said_no_device = False
         self._window: TrainingWindow | None = None
-        self._begun: _Search | None = None
+        self._begun: tuple[int, DraftPhase] | None = None  # an iteration's drafts
 
     def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """Begin the window of a plan about to be rolled out; devices hold these weights until it ends."""
@@ -137,9 +128,10 @@ class SeedSearch:
             if not budget:
                 return self._explorer.plain(iteration)
         planner = self._explorer.begin(iteration, budget, at_once)
-        limits = self._limits(None, False)
-        made = self._draft(self._phase(weights.version, limits, iteration, planner, ()))
-        return self._finish(iteration, planner, made)
+        phase = self._phase(iteration, weights.version, planner)
+        self._fleet.do(phase)
+        phase.end()
+        return self._finish(iteration, phase)
 
     def begin(self, iteration: int) -> DraftPhase | None:
         """Begin a window's drafts with the preceding rollout's weights; None if no device can draft."""
@@ -148,16 +140,17 @@ class SeedSearch:
         devices = self._fleet.drafters(window.version)
         if not devices:
             return None
-        rescores = [
-            self._task(window.plan.iteration, window.version, MONITOR_ROUND, draft)
-            for draft in self._to_rescore(window)
-        ]
+        rescores: list[DraftTask] = []
+        drafted_on = window.plan.iteration
+        # Other weights drew the plan's drafts, and the run did not train on them.
+        if _is_stale(window.plan, window.version.policy_version) and not self.kept.of(drafted_on):
+            again = self._explorer.monitored(window.plan)
+            rescores = [self._task(drafted_on, window.version, MONITOR_ROUND, draft) for draft in again]
         # Plan drafts beyond the window's predicted end too, since it may come late; its end cuts them off.
         budget = self._budget(len(devices), HEADROOM, rescores)
         planner = self._explorer.begin(iteration, budget, self._at_once(len(devices)))
-        limits = self._limits(window, self._settings.stop_with_training)
-        phase = self._phase(window.version, limits, iteration, planner, rescores)
-        self._begun = _Search(iteration, planner, phase)
+        phase = self._phase(iteration, window.version, planner, window, rescores)
+        self._begun = iteration, phase
         window.drafters = self._groups(len(devices))
         return phase
 
@@ -166,20 +159,29 @@ class SeedSearch:
         window = self._window
         if window is None:
             return self._explorer.plain(iteration)
-        if self._begun is None or self._begun.iteration != iteration:
+        if self._begun is None or self._begun[0] != iteration:
             self._begun = None
             self.begin(iteration)
         begun, self._begun = self._begun, None
         if begun is None:
-            return self._explorer.plain(iteration, *self._no_device(iteration))
+            if self._said_no_device:
+                return self._explorer.plain(iteration)
+            self._said_no_device = True
+            note = (
+                f"only the trainer holds the weights to draft seeds for iteration {iteration}, so its seeds "
+                "are plain. Drafting resumes once replacements of lost devices have loaded"
+            )
+            return self._explorer.plain(iteration, ("exploration", note))
+        _, phase = begun
         with self._fleet.beside_training():
-            made = self._draft(begun.phase)
-        window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
-        again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
+            self._fleet.do(phase)
+            phase.end()
+        window.lease_s, window.full_drafts = phase.lease_s, phase.full_drafts
+        again = [candidate for candidate in phase.candidates if candidate.round == MONITOR_ROUND]
         # The order of arrival must not matter.
         again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
         window.rescored = tuple(again)
-        return self._finish(iteration, begun.planner, made)
+        return self._finish(iteration, phase)
 
     def review(
         self,
@@ -266,12 +268,6 @@ class SeedSearch:
             on_spot,
         )
 
-    def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
-        """Return the plan's drafts that other weights drew; none if the run trained on them."""
-        if not _is_stale(window.plan, window.version.policy_version) or self.kept.of(window.plan.iteration):
-            return []
-        return self._explorer.monitored(window.plan)
-
     def _budget(
         self, devices: int, headroom: float = 1.0, rescores: Sequence[DraftTask] = ()
     ) -> float | None:
@@ -294,39 +290,35 @@ class SeedSearch:
         """Return the same for the planner: 1 for a set number of drafts, so no fleet changes its plan."""
         return 1 if self._settings.drafts else self._groups(devices)
 
-    def _limits(self, window: TrainingWindow | None, stops: bool) -> DraftLimits:
-        limits = DraftLimits(
-            self._config.sampling.batch_size, self._steps, self._cost, window, stops_with_training=stops
-        )
-        if window is not None:
-            limits = replace(limits, drafts_on=lambda device: device not in self._fleet.trainers)
-        return replace(limits, fits=self._explorer.forecast.fits) if stops else limits
-
     def _phase(
         self,
-        version: WeightsVersion,
-        limits: DraftLimits,
         iteration: int,
+        version: WeightsVersion,
         planner: DraftPlanner,
-        rescores: Sequence[DraftTask],
+        window: TrainingWindow | None = None,
+        rescores: Sequence[DraftTask] = (),
     ) -> DraftPhase:
-        """Return a phase of a planner's drafts for the devices with these weights."""
-        source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, version))
-        judge = partial(self._scoring.judge, prompts=self._prompts)
-        return DraftPhase(rescores, source, judge, version, limits)
-
-    def _draft(self, phase: DraftPhase) -> Drafted:
-        """Do a phase to its end."""
-        self._fleet.do(phase)
-        phase.end()
-        return phase.made
-
-    def _finish(self, iteration: int, planner: DraftPlanner, made: Drafted) -> SeedPlan:
-        plan = self._explorer.finish(
-            iteration, planner, (draft for draft in made.candidates if draft.round != MONITOR_ROUND)
+        """Return a phase of a planner's drafts, on all devices with these weights if it is in no window."""
+        stops = window is not None and self._settings.stop_with_training
+        limits = DraftLimits(
+            self._config.sampling.batch_size,
+            self._steps,
+            self._cost,
+            window,
+            drafts_on=lambda device: window is None or device not in self._fleet.trainers,
+            stops_with_training=stops,
         )
+        if stops:
+            limits = replace(limits, fits=self._explorer.forecast.fits)
+        task = partial(self._task, iteration, version)
+        judge = partial(self._scoring.judge, prompts=self._prompts)
+        return DraftPhase(rescores, planner, self._explorer.signal, task, judge, version, limits)
+
+    def _finish(self, iteration: int, phase: DraftPhase) -> SeedPlan:
+        drafts = (draft for draft in phase.candidates if draft.round != MONITOR_ROUND)
+        plan = self._explorer.finish(iteration, phase.planner, drafts)
         if self._strategy.trains_on_drafts:
-            self.kept.keep(plan, made.samples)
+            self.kept.keep(plan, phase.samples)
         return plan
 
     def _task(self, iteration: int, version: WeightsVersion, round_: int, draft: Draft) -> DraftTask:
@@ -337,17 +329,6 @@ class SeedSearch:
             trainable=self._strategy.trains_on_drafts and round_ != MONITOR_ROUND, source=prompt.source,
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
-
-    def _no_device(self, iteration: int) -> tuple[Note, ...]:
-        """Return the note that no device can draft; first time only."""
-        if self._said_no_device:
-            return ()
-        self._said_no_device = True
-        return ((
-            "exploration",
-            f"only the trainer holds the weights to draft seeds for iteration {iteration}, so its seeds are "
-            "plain. Drafting resumes once replacements of lost devices have loaded",
-        ),)  # fmt: skip
 
 
 def _is_stale(plan: SeedPlan, policy_version: int) -> bool:

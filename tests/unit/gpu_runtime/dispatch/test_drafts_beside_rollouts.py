@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask, PlannedDrafts
+from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
 from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.dispatch.training_window import TrainingWindow
-from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.draft_planner import Draft
+from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.scheduling.scores import Score
@@ -39,21 +40,27 @@ from tests.unit.gpu_runtime.dispatch.test_generation import (
 )
 
 
-class Listed(PlannedDrafts):
-    """Drafts that are all known, as the source of a phase."""
+class Listed:
+    """A planner whose drafts are all known."""
+
+    can_plan = True
 
     def __init__(self, count: int) -> None:
-        self.left = [
-            DraftTask(request(5, seed, RequestKind.EXPLORE, iteration=2), "full", 0) for seed in range(count)
-        ]
-        self.judgements: list[Candidate] = []
+        self.left = [Draft(5, seed, "full") for seed in range(count)]
 
-    def more(self) -> list[DraftTask]:
+    def next_round(self) -> list[Draft]:
         taken, self.left = self.left[:BATCH], self.left[BATCH:]
         return taken
 
-    def judged(self, candidate: Candidate) -> None:
-        self.judgements.append(candidate)
+    def round_of(self, draft: Draft) -> int:
+        return 0
+
+    def observe(self, draft: Draft, score: float | None) -> None:
+        assert draft not in self.left and score is not None
+
+
+def task(round_: int, draft: Draft) -> DraftTask:
+    return DraftTask(request(5, draft.seed_index, RequestKind.EXPLORE, iteration=2), "full", round_)
 
 
 class Stage:
@@ -75,14 +82,17 @@ class Stage:
             config.runtime, config.sampling.batch_size, self.script.clock, log, ended=ended
         )
         self.rollout = SamplePhase(REQUESTS, config.sampling)
-        self.source = Listed(drafts)
+        self.planner: Any = Listed(drafts)
         self.window = TrainingWindow(SeedPlan(1, {}), WeightsVersion(0))
         limits = DraftLimits(
             BATCH, {"full": STEPS}, {"full": 1.0}, self.window,
             drafts_on=lambda device: device.name != TRAINER, stops_with_training=False,
         )  # fmt: skip
         version = WeightsVersion(0)
-        self.drafts = DraftPhase((), self.source, self.judge, version, limits, self.script.clock)
+        self.drafts = DraftPhase(
+            (), self.planner, lambda candidate: candidate.value, task, self.judge, version, limits,
+            self.script.clock,
+        )  # fmt: skip
 
     def judge(self, images: Sequence[GeneratedImage]) -> list[Future[Score]]:
         """A scorer that is one more name in the script."""
@@ -110,8 +120,9 @@ class Stage:
     @property
     def values(self) -> dict[int, float]:
         """Each draft's score, by seed."""
-        assert len({draft.seed_index for draft in self.source.judgements}) == len(self.source.judgements)
-        return {draft.seed_index: draft.value for draft in self.source.judgements}
+        judged = self.drafts.candidates
+        assert len({draft.seed_index for draft in judged}) == len(judged)
+        return {draft.seed_index: draft.value for draft in judged}
 
 
 def one_after_another(*names: str) -> Callable[[list[str]], str]:
@@ -156,7 +167,7 @@ def test_no_draft_is_planned_before_a_device_that_may_make_it_is_there():
     stage.fleet.withdraw(ONE)
     stage.fleet.newcomers = [Future()]
     stage.roll_out()
-    assert len(stage.source.left) == BATCH
+    assert len(stage.planner.left) == BATCH
 
 
 def test_a_draft_under_way_at_the_rollout_s_end_goes_on_where_it_is():

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +13,11 @@ from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
+from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.fidelity import preview_step
-from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scores import Score
 from storage.config.runtime import RuntimeConfig
@@ -43,23 +41,6 @@ def rare_success(prompt: int, seed: int) -> Score:
     return Score(float(good), good, "")
 
 
-class Planned(PlannedDrafts):
-    """Remembers the order in which drafts are judged."""
-
-    def __init__(self, budget: float = 36) -> None:
-        self.planner = DraftPlanner(
-            range(PROMPTS), PlannerSettings(GROUP, PROMPTS, 12, budget), [Arm()],
-            ScoreHistory(10).past(range(PROMPTS), 2), (0, 2),
-        )  # fmt: skip
-        self.order: list[Candidate] = []
-        explorer: Any = SimpleNamespace(signal=lambda candidate: candidate.value)
-        super().__init__(self.planner, explorer, lambda round_, draft: task(draft, round_))
-
-    def judged(self, candidate: Candidate) -> None:
-        self.order.append(candidate)
-        super().judged(candidate)
-
-
 class Stage:
     """All that a phase needs."""
 
@@ -71,7 +52,11 @@ class Stage:
         stops_with_training: bool = True,
         fits: Callable[[float, float], bool] = lambda elapsed_s, full_drafts: True,
     ) -> None:
-        self.script, self.source = script, Planned()
+        self.script = script
+        self.planner = DraftPlanner(
+            range(PROMPTS), PlannerSettings(GROUP, PROMPTS, 12, 36), [Arm()],
+            ScoreHistory(10).past(range(PROMPTS), 2), (0, 2),
+        )  # fmt: skip
         self.pool = FakePool(2, script, judge)
         self.window = TrainingWindow(SeedPlan(1, {}), WeightsVersion(1))
         self.devices = fake_devices(devices, script)
@@ -86,15 +71,18 @@ class Stage:
         )
         self.dispatcher = Dispatcher(RuntimeConfig(), BATCH, script.clock, ended=script)  # type: ignore[arg-type]
 
-    def run(self, *first: DraftTask) -> Drafted:
+    def run(self, *first: DraftTask) -> DraftPhase:
         phase = self.phase(*first)
         self.dispatcher.run(self.fleet, phase)
         phase.end()
-        return phase.made
+        return phase
 
     def phase(self, *first: DraftTask) -> DraftPhase:
         judge = partial(self.pool.judge, prompts=fake_prompts(PROMPTS))
-        return DraftPhase(first, self.source, judge, WeightsVersion(1), self.limits, self.script.clock)
+        return DraftPhase(
+            first, self.planner, lambda candidate: candidate.value, lambda round_, draft: task(draft, round_),
+            judge, WeightsVersion(1), self.limits, self.script.clock,
+        )  # fmt: skip
 
     @property
     def returned(self) -> int:
@@ -111,7 +99,7 @@ def request_of(item: SampleRequest | SampleState) -> SampleRequest:
 
 
 def choice(stage: Stage) -> dict[int, tuple[int, ...]]:
-    return stage.source.planner.choose().seeds
+    return stage.planner.choose().seeds
 
 
 def undisturbed() -> Stage:
@@ -123,8 +111,8 @@ def undisturbed() -> Stage:
 def test_everything_planned_is_drafted_and_judged_once():
     stage = Stage(Script())
     made = stage.run()
-    assert not stage.source.planner.can_plan
-    assert len(made.candidates) == stage.source.planner.spent
+    assert not stage.planner.can_plan
+    assert len(made.candidates) == stage.planner.spent
     # A short batch takes as long as a full one.
     begun = [requests for place in (0, 1) for requests in stage.drafter(place).begun]
     assert made.full_drafts == len(begun) * BATCH >= len(made.candidates)
@@ -325,7 +313,7 @@ def test_what_a_closed_window_has_cut_off_does_not_disturb_the_next_phase():
     again.script, again.dispatcher, again.pool = script, stage.dispatcher, stage.pool
     again.fleet, again.devices = stage.fleet, stage.devices
     made = again.run()
-    assert len(made.candidates) == again.source.planner.spent
+    assert len(made.candidates) == again.planner.spent
     assert (stage.returned, stage.dispatcher.counters.duplicates) == (0, 0)
     assert choice(again) == choice(undisturbed())
 
@@ -351,7 +339,7 @@ def test_half_of_the_drafts_without_a_judgement_stop_nothing():
 
     stage = Stage(Script(), judge=half)
     made = stage.run()
-    assert not stage.source.planner.can_plan
+    assert not stage.planner.can_plan
     assert {c.seed_index % 2 for c in made.candidates if c.error} == {0}
     assert all(seed % 2 == 1 for seeds in choice(stage).values() for seed in seeds)
 
@@ -404,18 +392,18 @@ def test_batches_that_cannot_end_in_the_window_are_not_begun():
     assert asked and set(asked) == {BATCH}
 
 
-def test_devices_are_full_while_the_planner_waits_for_judgements():
+def test_devices_are_full_while_the_planner_waits_for_judgements(monkeypatch: pytest.MonkeyPatch):
     """A round is asked for while the one before is still being judged."""
     script = Script(lambda names: next((n for n in names if n.startswith("spot")), names[0]))
     stage = Stage(script, devices=1)
     batches: list[int] = []
-    judge = stage.source.judged
+    observe = stage.planner.observe
 
-    def note(candidate: Candidate) -> None:
+    def note(draft: Draft, score: float | None) -> None:
         batches.append(len(stage.drafter(0).begun))
-        judge(candidate)
+        observe(draft, score)
 
-    stage.source.judged = note  # type: ignore[method-assign]
+    monkeypatch.setattr(stage.planner, "observe", note)
     stage.run()
     first_round = PROMPTS * 2
     assert batches[0] * BATCH > first_round
@@ -423,7 +411,7 @@ def test_devices_are_full_while_the_planner_waits_for_judgements():
 
 def test_a_round_is_planned_while_the_device_is_busy_with_the_one_before(monkeypatch: pytest.MonkeyPatch):
     stage = Stage(Script(), devices=1)
-    planner, busy = stage.source.planner, []
+    planner, busy = stage.planner, []
     next_round = planner.next_round
 
     def noted() -> list[Draft]:

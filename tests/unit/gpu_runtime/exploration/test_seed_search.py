@@ -111,7 +111,7 @@ def test_how_many_devices_there_are_changes_no_plan_of_a_set_number_of_drafts(dr
         search.begin(2)
         assert search._begun is not None and search._window is not None
         assert search._window.drafters == devices
-        found.append(search._begun.planner.settings.rounds)
+        found.append(search._begun[1].planner.settings.rounds)
     assert found == rounds
 
 

@@ -28,7 +28,7 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, OtherWork, Phase
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
-from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, UnderWay, WorkLeft
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, UnderWay, WorkLeft
 from gpu_runtime.worker.history import HistoryLog, names_of
 from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.config.runtime import RuntimeConfig
@@ -201,7 +201,14 @@ class Dispatcher:
             freed = [device for device in devices if device.name not in busy]
         self._idle |= {device.name: device for device in freed}
         for phase in self._phases:
-            self._share_out(phase)
+            if self._coming and phase is self._phases[0] and all(one.notice for one in self._idle.values()):
+                self._refill(phase, 1)  # one batch waits for the first device to join
+            for device in tuple(self._idle.values()):
+                if not (phase.plans or self._scheduler.waiting(phase.kind)):
+                    break
+                if device.notice is None and phase.accepts(device):
+                    self._refill(phase, 1)
+                    self._pull(phase, device)
         for device in freed:
             if device.name in self._idle:
                 self._fleet.enter(device.name, "idle")
@@ -213,17 +220,6 @@ class Dispatcher:
         for phase in self._phases:  # ahead, while they are busy, because planning takes time
             if phase.plans and not phase.over:
                 self._refill(phase, sum(one.notice is None and phase.accepts(one) for one in devices))
-
-    def _share_out(self, phase: Phase) -> None:
-        """Let idle devices pull while requests of a phase wait."""
-        if self._coming and phase is self._phases[0] and all(one.notice for one in self._idle.values()):
-            self._refill(phase, 1)  # one batch waits for the first device to join
-        for device in tuple(self._idle.values()):
-            if not (phase.plans or self._scheduler.waiting(phase.kind)):
-                return
-            if device.notice is None and phase.accepts(device):
-                self._refill(phase, 1)
-                self._pull(phase, device)
 
     def _refill(self, phase: Phase, devices: int) -> None:
         """Get requests while devices could take them; a partial batch wastes a device's time."""
@@ -240,46 +236,38 @@ class Dispatcher:
         if following is None or not phase.may_pull(device, following):
             return
         lease = self._scheduler.pull(device.name, version, self._batch_size, kind)
-        if lease:
-            del self._idle[device.name]
-            self._fleet.enter(device.name, "explore" if kind is RequestKind.EXPLORE else "rollout")
-            self._begin(phase, device, lease)
-
-    def _begin(self, phase: Phase, device: Device, lease: Lease[SampleRequest]) -> None:
-        work = [
-            state if isinstance(state, SampleState) else request
-            for request, state in zip(lease.requests, lease.states, strict=True)
-        ]
+        if lease is None:
+            return
+        del self._idle[device.name]
+        self._fleet.enter(device.name, "explore" if kind is RequestKind.EXPLORE else "rollout")
         flight = self._flights[device.name] = Flight(phase, device, lease, self._clock())
         if self._history.kept:
             facts = {"worker": device.name, "step": lease.step, "until": lease.steps}
             names = names_of(lease.requests)
             self._history.note("lease", lease=lease.number, kind=lease.kind, **facts, requests=names)
-        steps = self._chunk(flight)
-        call = device.actor.call(Worker.begin_samples, phase.version, lease.number, work, steps)
-        self._start(flight, call)
-        self._go_on(flight)
+        self._go_on(flight, begins=True)
 
-    def _go_on(self, flight: Flight) -> None:
+    def _go_on(self, flight: Flight, begins: bool = False) -> None:
         """Start the next chunks of a lease, before earlier ones are committed."""
-        ahead = 1 if flight.lease.kind is RequestKind.EXPLORE else _CALLS_AHEAD
-        while len(flight.calls) < ahead and flight.step < flight.lease.steps:
-            steps = self._chunk(flight)
-            self._start(flight, flight.device.actor.call(Worker.advance_samples, flight.lease.number, steps))
-
-    def _start(self, flight: Flight, call: Future[SampleChunk]) -> None:
-        flight.calls[call] = flight.step
-        self._flight_of[call] = flight
-        call.add_done_callback(self._ended.put)
-
-    def _chunk(self, flight: Flight) -> int:
-        """Return the denoising steps of a lease's next call, and count them as begun."""
-        drafts = flight.lease.kind is RequestKind.EXPLORE
-        most = steps_to_commit(self._commit_steps, flight.device.step_s, drafts)
-        left = flight.lease.steps - flight.step
-        steps = self._call_steps(flight.device, min(most, left), left)
-        flight.step += steps
-        return steps
+        lease, device, drafts = flight.lease, flight.device, flight.lease.kind is RequestKind.EXPLORE
+        ahead = 1 if drafts else _CALLS_AHEAD
+        while begins or (len(flight.calls) < ahead and flight.step < lease.steps):
+            most, left = steps_to_commit(self._commit_steps, device.step_s, drafts), lease.steps - flight.step
+            steps = self._call_steps(device, min(most, left), left)
+            flight.step += steps
+            if begins:
+                work = [
+                    state if isinstance(state, SampleState) else request
+                    for request, state in zip(lease.requests, lease.states, strict=True)
+                ]
+                version = flight.phase.version
+                call = device.actor.call(Worker.begin_samples, version, lease.number, work, steps)
+                begins = False
+            else:
+                call = device.actor.call(Worker.advance_samples, lease.number, steps)
+            flight.calls[call] = flight.step
+            self._flight_of[call] = flight
+            call.add_done_callback(self._ended.put)
 
     def _await(self) -> list[Future[Any]]:
         """Wait for a call to end, a device to time out or a wake-up; return all ended calls."""
@@ -308,22 +296,15 @@ class Dispatcher:
             self._coming.remove(call)
             if not self._phases[0].over:
                 self._add_ready_workers()
-        elif (back := self._back_from(call)) is not None:
+        elif name := next((name for name, one in self._elsewhere.items() if one.call is call), ""):
+            self._freed.append(self._elsewhere.pop(name).device)  # its other work has ended
             error = call.exception()
             if isinstance(error, WorkerLostError):
-                self._fleet.on_worker_lost(back, error)
+                self._fleet.on_worker_lost(self._freed[-1], error)
         else:  # or a late call of an earlier phase
             for phase in self._phases:
                 if not phase.over and call in phase.calls:
                     phase.settle(call)
-
-    def _back_from(self, call: Future[Any]) -> Device | None:
-        """Return the device whose other work ended with this call and freed it, or None."""
-        for name, one in self._elsewhere.items():
-            if one.call is call:
-                self._freed.append(self._elsewhere.pop(name).device)
-                return self._freed[-1]
-        return None
 
     def _settle_chunk(self, flight: Flight, call: Future[SampleChunk]) -> None:
         try:
@@ -374,31 +355,23 @@ class Dispatcher:
         lease = flight.lease
         reached = {state.request: (state.step, state) for state in chunk.states}
         held = self._scheduler.commit(lease, reached)
-        accepted = set(self._scheduler.deliver(lease, [sample.request for sample in chunk.samples]))
-        self._write_down(lease, chunk, accepted)
-        images = [sample for sample in chunk.samples if sample.request in accepted]
-        if images:
-            delivery = Delivery(lease, images, flight.device.name, self._clock() - flight.began_s)
-            for call in flight.phase.deliver(delivery):
-                call.add_done_callback(self._ended.put)
-        return bool(held) and not chunk.samples
-
-    def _write_down(
-        self, lease: Lease[SampleRequest], chunk: SampleChunk, accepted: set[SampleRequest]
-    ) -> None:
-        """Log the contents of a chunk in the history."""
-        if not self._history.kept:
-            return
-        if chunk.states:
+        brought = [sample.request for sample in chunk.samples]
+        accepted = set(self._scheduler.deliver(lease, brought))
+        if self._history.kept and chunk.states:
             self._history.note("commit", lease=lease.number, step=chunk.states[0].step)
-        if chunk.samples:
-            brought = [sample.request for sample in chunk.samples]
+        if self._history.kept and brought:
             self._history.note(
                 "deliver",
                 lease=lease.number,
                 accepted=names_of(request for request in brought if request in accepted),
                 dropped=names_of(request for request in brought if request not in accepted),
             )
+        images = [sample for sample in chunk.samples if sample.request in accepted]
+        if images:
+            delivery = Delivery(lease, images, flight.device.name, self._clock() - flight.began_s)
+            for call in flight.phase.deliver(delivery):
+                call.add_done_callback(self._ended.put)
+        return bool(held) and not chunk.samples
 
     def _give_up_what_hangs(self) -> None:
         now = self._clock()

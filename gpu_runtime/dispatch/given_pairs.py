@@ -28,7 +28,7 @@ def given_samples(
     prompts: Mapping[int, PromptRecord],
     encode: Callable[[Sequence[str]], np.ndarray],
 ) -> dict[tuple[int, int], Delivered]:
-    """Return an iteration's samples whose prompts have a pair; `encode` gives latents (B, S, C), float32.
+    """Return an iteration's samples whose prompts have a pair, by prompt_id and seed index.
 
     Args:
         wanted: requests of the iteration.
@@ -39,15 +39,12 @@ def given_samples(
     if not given:
         return {}
     pictures = [prompts[request.prompt_id].pair[request.seed_index] for request in given]
-    return {
-        (request.prompt_id, request.seed_index): _delivered(request, picture, latents_SC)
-        for request, picture, latents_SC in zip(given, pictures, encode(pictures), strict=True)
-    }
-
-
-def _delivered(request: SampleRequest, picture: str, latents_SC: np.ndarray) -> Delivered:
-    score: Future[Score] = Future()
-    is_preferred = request.seed_index == 0
-    score.set_result(Score(float(is_preferred), is_preferred, f"`{PAIR[request.seed_index]}` in the file"))
-    trajectory = Trajectory.empty((latents_SC.shape[0], latents_SC.shape[1]))
-    return Delivered(GeneratedSample(request, read_picture(picture), trajectory, latents_SC), GIVEN, score)
+    samples: dict[tuple[int, int], Delivered] = {}
+    for request, picture, latents_SC in zip(given, pictures, encode(pictures), strict=True):
+        score: Future[Score] = Future()
+        seed, is_preferred = request.seed_index, request.seed_index == 0
+        score.set_result(Score(float(is_preferred), is_preferred, f"`{PAIR[seed]}` in the file"))
+        trajectory = Trajectory.empty((latents_SC.shape[0], latents_SC.shape[1]))
+        sample = GeneratedSample(request, read_picture(picture), trajectory, latents_SC)
+        samples[request.prompt_id, seed] = Delivered(sample, GIVEN, score)
+    return samples

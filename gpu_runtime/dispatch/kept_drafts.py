@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -70,7 +69,11 @@ class KeptDrafts:
         drafts = list(self.of(iteration).values())
         if not drafts:
             return {}
-        samples = [draft.sample for draft in drafts]
+        samples, facts = [draft.sample for draft in drafts], []
+        for draft in drafts:
+            assert draft.score is not None, "a chosen draft has its score"
+            request, score = asdict(draft.sample.request), asdict(draft.score.result())
+            facts.append({"request": request, "worker": draft.worker, "score": score})
         arrays = {
             "step_NW": [sample.trajectory.step_W for sample in samples],
             "before_NWSC": [sample.trajectory.before_WSC for sample in samples],
@@ -79,7 +82,6 @@ class KeptDrafts:
             "latents_NSC": [sample.latents_SC for sample in samples],
             "image_NHWC": [sample.image_HWC for sample in samples],
         }
-        facts = [_facts(draft) for draft in drafts]
         return {
             _ARRAYS: save({name: np.stack(rows) for name, rows in arrays.items()}),
             _FACTS: json.dumps({"iteration": iteration, "drafts": facts}).encode(),
@@ -91,28 +93,13 @@ class KeptDrafts:
         if _FACTS not in blobs:
             return
         facts, arrays = json.loads(blobs[_FACTS]), load(bytes(blobs[_ARRAYS]))
-        drafts = [_from_facts(one, {name: rows[place] for name, rows in arrays.items()})
-                  for place, one in enumerate(facts["drafts"])]  # fmt: skip
-        self._of[facts["iteration"]] = {
-            (draft.sample.request.prompt_id, draft.sample.request.seed_index): draft for draft in drafts
-        }
-
-
-def _facts(draft: Delivered) -> dict[str, Any]:
-    """Return the facts of a draft as JSON values; a chosen draft has its score."""
-    assert draft.score is not None
-    return {
-        "request": asdict(draft.sample.request),
-        "worker": draft.worker,
-        "score": asdict(draft.score.result()),
-    }
-
-
-def _from_facts(facts: Mapping[str, Any], row: Mapping[str, np.ndarray]) -> Delivered:
-    request = SampleRequest(**facts["request"] | {"kind": RequestKind(facts["request"]["kind"])})
-    trajectory = Trajectory(row["step_NW"], row["before_NWSC"], row["after_NWSC"], row["log_prob_NW"])
-    score: Future[Score] = Future()
-    terms = tuple(Term(*term) for term in facts["score"]["terms"])
-    score.set_result(Score(**facts["score"] | {"terms": terms}))
-    sample = GeneratedSample(request, row["image_NHWC"], trajectory, row["latents_NSC"])
-    return Delivered(sample, facts["worker"], score)
+        kept = self._of[facts["iteration"]] = {}
+        for place, one in enumerate(facts["drafts"]):
+            row = {name: rows[place] for name, rows in arrays.items()}
+            trajectory = Trajectory(row["step_NW"], row["before_NWSC"], row["after_NWSC"], row["log_prob_NW"])
+            request = SampleRequest(**one["request"] | {"kind": RequestKind(one["request"]["kind"])})
+            sample = GeneratedSample(request, row["image_NHWC"], trajectory, row["latents_NSC"])
+            score: Future[Score] = Future()
+            terms = tuple(Term(*term) for term in one["score"]["terms"])
+            score.set_result(Score(**one["score"] | {"terms": terms}))
+            kept[request.prompt_id, request.seed_index] = Delivered(sample, one["worker"], score)

@@ -44,17 +44,19 @@ class Delivery:
 
 
 class Phase(Protocol):
-    """Requests of one kind and version of the weights, and the handling of their images."""
+    """Requests of one kind and version of the weights, and the handling of their images.
 
-    @property
-    def kind(self) -> RequestKind:
-        """Kind of all its requests."""
-        ...
+    Attributes:
+        kind: kind of all its requests.
+        version: version of the weights for all its requests.
+        must_end: True if every request must be done; otherwise a phase without devices is over.
+        plans: True if `more` may return requests; otherwise `begin` returns all.
+    """
 
-    @property
-    def version(self) -> WeightsVersion:
-        """Version of the weights for all its requests."""
-        ...
+    kind: RequestKind
+    version: WeightsVersion
+    must_end: bool
+    plans: bool
 
     @property
     def over(self) -> bool:
@@ -62,18 +64,8 @@ class Phase(Protocol):
         ...
 
     @property
-    def must_end(self) -> bool:
-        """True if every request must be done; otherwise a phase without devices is over."""
-        ...
-
-    @property
     def awaits_devices(self) -> bool:
         """True if, without devices, requests wait for devices on their way."""
-        ...
-
-    @property
-    def plans(self) -> bool:
-        """True if `more` may return requests; otherwise `begin` returns all."""
         ...
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Judge
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkItem
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WorkItem
 from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import SamplingConfig
 
@@ -51,31 +51,17 @@ class SamplePhase:
         self._requests = requests
         self._judge = judge
         self.accepts = accepts
-        evaluates = requests[0].kind is RequestKind.EVALUATE
+        self.kind, self.version = requests[0].kind, requests[0].weights
+        evaluates = self.kind is RequestKind.EVALUATE
         self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
         self._delivered: dict[SampleRequest, Delivered] = {}
         self.lease_s: list[float] = []
         """Seconds that each batch took, from the lease that finished it to its delivery."""
 
     @property
-    def kind(self) -> RequestKind:
-        """See `Phase`."""
-        return self._requests[0].kind
-
-    @property
-    def version(self) -> WeightsVersion:
-        """See `Phase`."""
-        return self._requests[0].weights
-
-    @property
     def over(self) -> bool:
         """True once every request has been delivered."""
-        return self.done == len(self._requests)
-
-    @property
-    def done(self) -> int:
-        """Number of samples that have been delivered."""
-        return len(self._delivered)
+        return len(self._delivered) == len(self._requests)
 
     @property
     def delivered(self) -> list[Delivered]:
@@ -84,7 +70,7 @@ class SamplePhase:
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
         """Return all requests, in their order."""
-        return [WorkItem(request, request.kind, self._steps, request.weights) for request in self._requests]
+        return [WorkItem(request, self.kind, self._steps, self.version) for request in self._requests]
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
         """See `Phase`; no requests are added."""

@@ -90,7 +90,7 @@ def test_a_trainer_that_leaves_rolls_out_again_once_the_others_are_lost():
         return device.name != TRAINER or others == [TRAINER]
 
     def lose() -> None:
-        assert stage.fleet.actors[TRAINER].calls == 0 and stage.phase.done > 0
+        assert stage.fleet.actors[TRAINER].calls == 0 and stage.phase.lease_s
         stage.fleet.actors[ONE].dead = True
 
     script.before[12] = lose

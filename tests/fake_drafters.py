@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -101,10 +102,7 @@ class FakePool(ScoringPool):
         super().__init__(
             cast(Any, None), RuntimeConfig(scorer_workers=count), RewardConfig(), EvaluationConfig()
         )
-
-    def _post(self, event: Any) -> None:
-        """At once, in place of a thread."""
-        self._on_event(event)
+        self._events = cast(Any, SimpleNamespace(put=self._on_event))  # at once, in place of a thread
 
     def _start(self) -> RemoteActor[ScoringWorker]:
         name = f"scorer-{self._started}"

@@ -79,29 +79,24 @@ class DeviceAccounts:
             # The time is now, not when the worker read it: its clock may differ.
             self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
 
-    def on_ended(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """Record that a joined device is no longer paid for.
+    def on_ended(self, device: Device, kind: DeviceEventKind, why: str, joined: bool = True) -> None:
+        """Record that a device is no longer paid for.
 
         Args:
             device: device that ended.
             kind: kind of the event that ended it.
             why: reason in words.
+            joined: False for a worker that ended while it loaded; its cost is still billed.
         """
         with self._lock:
-            self._end(device, kind, time.monotonic(), why)
-
-    def on_never_joined(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """Record that a worker ended while it loaded; its cost is still billed.
-
-        Args:
-            device: device that ended.
-            kind: kind of the event that ended it.
-            why: reason in words.
-        """
-        ended_at_s = device.loaded_at_s or time.monotonic()
-        with self._lock:
-            self._start(device, device.asked_at_s)
-            self._end(device, kind, ended_at_s, why)
+            at_s = time.monotonic()
+            if not joined:
+                at_s = device.loaded_at_s or at_s
+                self._start(device, device.asked_at_s)
+            at = process_clock().at(at_s)
+            self._meter.stop(device.name, at_s)
+            self._timeline.remove(device.name, at)
+            self._book(device, kind, at, why)
 
     def _start(self, device: Device, at_s: float) -> None:
         """Begin to pay for a device at a time in monotonic seconds; the caller holds the lock."""
@@ -111,13 +106,6 @@ class DeviceAccounts:
             stated = {} if self._rented is None else self._rented.usd_per_hour
             usd_per_hour = stated.get(device.name, self._price.spot_usd_per_hour)
         self._timeline.add(device.name, device.market, usd_per_hour, process_clock().at(at_s))
-
-    def _end(self, device: Device, kind: DeviceEventKind, at_s: float, why: str) -> None:
-        """Stop paying for a device at a time in monotonic seconds; the caller holds the lock."""
-        at = process_clock().at(at_s)
-        self._meter.stop(device.name, at_s)
-        self._timeline.remove(device.name, at)
-        self._book(device, kind, at, why)
 
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
         """Record an event of a device; the caller holds the lock."""

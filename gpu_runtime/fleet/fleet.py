@@ -55,6 +55,8 @@ _FAULTS_ALLOWED = 3
 class Fleet:
     """Reserved and spot workers."""
 
+    forming = False  # each device works alone
+
     def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
         self._config = config
         history = history or HistoryLog(None, "")
@@ -62,11 +64,10 @@ class Fleet:
         self.counters = self._dispatcher.counters
         """Counts of work that phases lost, repeated and saved since the start."""
         self._beside_training = False
-        self._window = LiveWindow()
-        self._trainers_go_on: bool | None = None  # None until asked again
         self.collector = Collector()
         """Collects the activity of devices, groups, standbys and judges for the run's record."""
-        self.collector.book_at_close(self._book_notes)
+        self._window = LiveWindow(self.collector.note)
+        self._trainers_go_on: bool | None = None  # None until asked again
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after joining, in order."""
@@ -94,7 +95,7 @@ class Fleet:
         with ExitStack() as on_failure:  # rented instances cost money
             if provider is not None:
                 on_failure.callback(provider.close)
-            self._rented = None if provider is None else RentedCapacity(provider, config)
+            self._rented = None if provider is None else RentedCapacity(provider, config, self.collector.note)
             self.accounts = DeviceAccounts(self.collector, config.price, history, self._rented)
             """States, paid time and events of the devices."""
             self._provisioner = WorkerProvisioner(
@@ -154,11 +155,6 @@ class Fleet:
             reserved = sum(device.market == "reserved" for device in self._devices)
             self._rented.decide(requests, left, reserved, training, used_beside)
             self._follow_capacity()
-
-    def _book_notes(self) -> None:
-        """Record how many spot devices are wanted and when trainers leave, as text."""
-        rented = [] if self._rented is None else self._rented.take_notes()
-        self.collector.note(*rented, *self._window.take_notes())
 
     def generate(
         self,
@@ -252,7 +248,14 @@ class Fleet:
         self._follow_capacity(at_once=True)
         self._take_in()
         self._provisioner.fill(self._filled)
-        self.hold(weights)
+        # A worker under notice gets no more work, so it needs no weights.
+        loading = {
+            device.name: self._give(device, weights)
+            for device in self._devices
+            if device.holds != weights.version and device.stays
+        }
+        for device, digest in self._answers(loading, "load its weights"):
+            device.take(weights, digest)
         self.standbys.begin_phase()
 
     def add_ready_workers(self) -> list[Future[Any]]:
@@ -274,11 +277,6 @@ class Fleet:
         if not under_way:
             self.standbys.fill()
         return under_way
-
-    @property
-    def forming(self) -> bool:
-        """Always False: each device works alone."""
-        return False
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Return True if the cluster has more devices; each works alone."""
@@ -384,17 +382,6 @@ class Fleet:
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
 
-    def hold(self, weights: Weights) -> None:
-        """Give every worker these weights."""
-        # A worker under notice gets no more work, so it needs no weights.
-        loading = {
-            device.name: self._give(device, weights)
-            for device in self._devices
-            if device.holds != weights.version and device.stays
-        }
-        for device, digest in self._answers(loading, "load its weights"):
-            device.take(weights, digest)
-
     def _give(self, device: Device, weights: Weights) -> Future[str]:
         """Let a device load weights, unless it is already loading them."""
         if device.coming is None or device.coming[0].version != weights.version:
@@ -456,7 +443,7 @@ class Fleet:
                 device.actor.kill()
                 self._remove(device, "left", reason)
         for device, kind, why in self._provisioner.drop_pending():
-            self.accounts.on_never_joined(device, kind, why)
+            self.accounts.on_ended(device, kind, why, joined=False)
             self._vacate(device)
 
     def _remove(self, device: Device, kind: DeviceEventKind, why: str) -> bool:
@@ -535,5 +522,5 @@ class Fleet:
             if error is None:
                 self._register(device, loaded.result())
                 continue
-            self.accounts.on_never_joined(device, "failed", str(error))
+            self.accounts.on_ended(device, "failed", str(error), joined=False)
             self._vacate(device)

@@ -157,14 +157,14 @@ class Standbys:
         arguments = self._config, False, False, name, self._history.place, None, self._meeting
         reads = [self._config.model.path]
         actor = self._cluster.start(name, device_worker, *arguments, gpu=False, reads=reads)
-        reading = actor.call(Worker.host_usage)
-        reading.add_done_callback(lambda reading: self._note_ready(name, reading))
-        return Standby(name, actor, asked_at_s, reading)
 
-    def _note_ready(self, name: str, reading: Future[HostUsage]) -> None:
-        """Record that a standby has loaded; called by any thread."""
-        if not reading.cancelled() and reading.exception() is None:
-            self._history.note("standby_ready", standby=name)
+        def note_ready(reading: Future[HostUsage]) -> None:
+            if not reading.cancelled() and reading.exception() is None:
+                self._history.note("standby_ready", standby=name)
+
+        reading = actor.call(Worker.host_usage)
+        reading.add_done_callback(note_ready)
+        return Standby(name, actor, asked_at_s, reading)
 
     def _look(self) -> None:
         """Update the standbys that were started, answered or died."""
@@ -253,7 +253,12 @@ class WorkerProvisioner:
         killed it may kill the next one, so each further consecutive death doubles the phases until the
         next start. An instance rented meanwhile for such a slot costs money, but is in no ledger.
         """
-        self._end_hung_standbys()
+        # End standbys that were given a slot but do not answer; `take` will find them dead. A new process has
+        # no limit: one that hangs looks like one that waits for an instance.
+        latest_s = time.monotonic() - self._config.runtime.start_timeout_s
+        for device, loaded in self._coming:
+            if device.standby and not loaded.done() and device.asked_at_s < latest_s:
+                device.actor.kill()
         if again:
             self._phase += 1
         before = len(self._coming)
@@ -380,7 +385,16 @@ class WorkerProvisioner:
             device = Device(standby.actor, market, asked_at_s=asked_at_s, standby=standby.name)
             loaded = standby.actor.call(Worker.take_slot, name, watches, self._history.place)
         else:
-            place = self._training_place(index) if trains else None
+            place: TrainingMembership | None = None
+            if trains and self._config.divides_weights:
+                assert self._meeting is not None, "trainers meet"
+                place = TrainingMembership(
+                    index,
+                    runtime.trainer_workers,
+                    self._meeting,
+                    meet_s=runtime.start_timeout_s,
+                    exchange_s=runtime.trainer_limit_s,
+                )
             arguments = self._config, trains, watches, name, self._history.place, place, self._meeting
             model = self._config.model
             reads = [model.path, model.adapter] if trains and model.adapter else [model.path]
@@ -392,27 +406,3 @@ class WorkerProvisioner:
 
         loaded.add_done_callback(note_end)
         return device, loaded
-
-    def _end_hung_standbys(self) -> None:
-        """End standbys that were given a slot but do not answer; `take` will find them dead.
-
-        A new process has no limit: one that hangs looks like one that waits for an instance.
-        """
-        latest_s = time.monotonic() - self._config.runtime.start_timeout_s
-        for device, loaded in self._coming:
-            if device.standby and not loaded.done() and device.asked_at_s < latest_s:
-                device.actor.kill()
-
-    def _training_place(self, index: int) -> TrainingMembership | None:
-        """Return the membership of the index-th training device; None if each has all weights."""
-        settings = self._config.runtime
-        if not self._config.divides_weights:
-            return None
-        assert self._meeting is not None, "trainers meet"
-        return TrainingMembership(
-            index,
-            settings.trainer_workers,
-            self._meeting,
-            meet_s=settings.start_timeout_s,
-            exchange_s=settings.trainer_limit_s,
-        )

@@ -27,6 +27,9 @@ _LOOK_EVERY_S = 0.5
 class RentedCapacity:
     """The instances that a provider offers, and the run's workers on them.
 
+    Args:
+        note: takes decisions with their reasons, and problems, as text.
+
     Attributes:
         lock: held while offers or workers change, since the training thread may lose a trainer; also
             held by callers that count `devices`, until their workers are assigned.
@@ -35,9 +38,14 @@ class RentedCapacity:
     """
 
     def __init__(
-        self, provider: CapacityProvider, config: RunConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        provider: CapacityProvider,
+        config: RunConfig,
+        note: Callable[..., object] = lambda *texts: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._provider = provider
+        self._note = note
         self.lock = threading.RLock()
         self._price = config.price
         self._batch_size = config.sampling.batch_size
@@ -54,7 +62,6 @@ class RentedCapacity:
         self._given_back: dict[str, str] = {}  # reason by instance; their workers finish what they hold
         self._looked_at_s = float("-inf")
         self._wanted, self._reason = -1, ""
-        self._notes: list[str] = []
         self._rolled_out_at_s: float | None = None
         self._evaluation_s = 0.0
         self._decide(0, 1, 1, 0.0)
@@ -82,27 +89,21 @@ class RentedCapacity:
 
     def _decide(self, batches: int, left: int, reserved: int, used_beside: float) -> None:
         price, wanted_before = self._price, self._wanted
-        terms = RentingTerms(
-            reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, used_beside
-        )
-        forecast = self.measured.forecast(batches, left, self._leaving)
-        decision = decide_capacity(forecast, terms, self.devices)
-        self._wanted, self._reason = decision.wanted, decision.reason
-        if self._wanted != wanted_before:
-            self._notes.append(decision.reason)
-        deadline_s = None if forecast is None else left * forecast.iteration_s(reserved + self._wanted)
-        self._provider.wanted(self._wanted, deadline_s)
-
-    @property
-    def _spot_usd_per_hour(self) -> float:
-        """Price of a spot device for the decision to rent: the median over offers that state one."""
         said = [
             offer.usd_per_hour
             for offer in self._staying
             if offer.usd_per_hour is not None
             for _ in range(offer.devices)
         ]
-        return statistics.median(said) if said else self._price.spot_usd_per_hour
+        spot_usd = statistics.median(said) if said else price.spot_usd_per_hour
+        terms = RentingTerms(reserved, price.reserved_usd_per_hour, spot_usd, self._most, used_beside)
+        forecast = self.measured.forecast(batches, left, self._leaving)
+        decision = decide_capacity(forecast, terms, self.devices)
+        self._wanted, self._reason = decision.wanted, decision.reason
+        if self._wanted != wanted_before:
+            self._note(decision.reason)
+        deadline_s = None if forecast is None else left * forecast.iteration_s(reserved + self._wanted)
+        self._provider.wanted(self._wanted, deadline_s)
 
     @property
     def devices(self) -> int:
@@ -117,7 +118,7 @@ class RentedCapacity:
         with self.lock:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()
-            self._notes += self._provider.take_troubles()
+            self._note(*self._provider.take_troubles())
             for offer in [offer for offer in self._offers.values() if offer.called_back]:
                 if offer.instance in self._instance_of.values():
                     self._given_back.setdefault(offer.instance, offer.called_back)
@@ -173,15 +174,10 @@ class RentedCapacity:
             self.measured.add_batch_time(statistics.median(lease_s))
         self._rolled_out_at_s, self._evaluation_s = self._clock(), 0.0
 
-    def take_notes(self) -> list[str]:
-        """Return decisions with their reasons, and problems, since the last call."""
-        taken, self._notes = self._notes, []
-        return taken
-
     def close(self) -> None:
         """Give all instances back."""
         self._provider.close()
-        self._notes += self._provider.take_troubles()
+        self._note(*self._provider.take_troubles())
 
     @property
     def _staying(self) -> list[Offer]:

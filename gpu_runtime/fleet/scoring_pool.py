@@ -138,11 +138,11 @@ class ScoringPool:
         """
         added = [_Image(image, prompts[image.request.prompt_id]) for image in images]
         with self._lock:
-            if self._ended is None:
-                self._post(added)
-                return [image.score for image in added]
-        for image in added:
-            image.score.set_exception(self._ended)
+            ended = self._ended
+            if ended is None:
+                self._events.put(added)
+        for image in added if ended is not None else ():
+            image.score.set_exception(ended)
         return [image.score for image in added]
 
     def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
@@ -175,12 +175,8 @@ class ScoringPool:
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
 
-    def _post(self, event: list[_Image] | Future[list[Score]]) -> None:
-        """Tell the pool's thread about added images or an ended call."""
-        self._events.put(event)
-
     def _serve(self) -> None:
-        """Feed the scorers until `close`."""
+        """Feed the scorers with added images, as their calls end, until `close`."""
         ended: Exception = RuntimeFailure("the scorers have been closed")
         try:
             while (event := self._events.get()) is not None:
@@ -230,7 +226,7 @@ class ScoringPool:
             )
             self._limit(actor, call, CALL_LIMIT_S)
             self._busy[call] = actor, lease, images
-            call.add_done_callback(self._post)
+            call.add_done_callback(self._events.put)
 
     def _pull(self, scorer: str, free: int) -> Lease[_Image] | None:
         """Return a scorer's next lease: images of the next kind, divided among the free scorers.
@@ -306,5 +302,5 @@ class ScoringPool:
         reads = [folder for one in (self._reward, self._second_judge) if one for folder in model_folders(one)]
         actor = self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
         loaded = self._loaded[name] = actor.call(ScoringWorker.ready)
-        loaded.add_done_callback(lambda _: self._post([]))  # images may wait for it
+        loaded.add_done_callback(lambda _: self._events.put([]))  # images may wait for it
         return actor

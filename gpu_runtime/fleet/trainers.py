@@ -326,7 +326,10 @@ class Trainers:
         if waiting or any(isinstance(error, (WorkerLostError, GroupBrokenError)) for error in errors):
             self.end()
         if errors:
-            cause = min(errors, key=_consequence)
+            # A lost device is the likeliest cause, and a broken group the likeliest consequence.
+            cause = min(
+                errors, key=lambda one: isinstance(one, GroupBrokenError) - isinstance(one, WorkerLostError)
+            )
             if isinstance(cause, (WorkerLostError, GroupBrokenError)):
                 raise trainer_gone(cause) from cause
             raise cause
@@ -375,13 +378,6 @@ def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:
 
 def _without(device: Device, devices: tuple[Device, ...]) -> tuple[Device, ...]:
     return tuple(one for one in devices if one is not device)
-
-
-def _consequence(error: BaseException) -> int:
-    """Return a rank that rises with the likelihood that another device's failure caused the error."""
-    if isinstance(error, WorkerLostError):
-        return 0
-    return 2 if isinstance(error, GroupBrokenError) else 1
 
 
 def _errors(calls: Sequence[Future[Any]]) -> list[BaseException]:

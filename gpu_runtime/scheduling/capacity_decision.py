@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 LEAST_GAIN = 0.02
@@ -53,23 +53,16 @@ class IterationForecast:
     trainers: int = 0
     train_s: float = 0.0
 
-    def rollout_s(self, devices: int) -> float:
-        """Return the seconds of the rollout on this many devices, at least 1, in turns of whole batches."""
-        return self.course(devices)[0]
-
     def iteration_s(self, devices: int) -> float:
         """Return the seconds of the iteration."""
         return self.course(devices)[1] + self.rest_s
 
-    def idle_s(self, devices: int) -> float:
-        """Return the seconds of the iteration without rollout."""
-        return self.iteration_s(devices) - self.rollout_s(devices)
-
     def course(self, devices: int) -> tuple[float, float]:
         """Return when the rollout ends, and when both it and the training have ended, in seconds.
 
-        The trainers leave by `LiveWindow`'s formula, each after equally many batches. They train as samples
-        arrive: from the first batch on, and after the last turn on its samples.
+        The devices, at least 1, roll out in turns of whole batches. The trainers leave by `LiveWindow`'s
+        formula, each after equally many batches. They train as samples arrive: from the first batch on, and
+        after the last turn on its samples.
         """
         others, turns = devices - self.trainers, math.ceil(self.batches / devices)
         if not self.trainers or others <= 0:
@@ -110,7 +103,8 @@ class RentingTerms:
         devices = self.reserved + spot
         iteration_s = forecast.iteration_s(devices)
         reserved_s = self.reserved * iteration_s
-        spot_s = spot * iteration_s - min(spot, self.used_beside) * forecast.idle_s(devices)
+        idle_s = iteration_s - forecast.course(devices)[0]
+        spot_s = spot * iteration_s - min(spot, self.used_beside) * idle_s
         return (self.reserved_usd_per_hour * reserved_s + self.spot_usd_per_hour * spot_s) / 3600
 
     def cost_to_the_end(self, forecast: IterationForecast, spot: int, held: int) -> float:
@@ -248,12 +242,15 @@ class LiveWindow:
 
     The rule uses the work left now, so a lost spot device brings the trainers back, and no number of devices
     need be remembered. On a tie, they train first.
+
+    Args:
+        note: called with the reason why trainers leave, once per number of other devices.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], object] = lambda text: None) -> None:
+        self._note = note
         self._batch_s: float | None = None
         self._others = 0  # when the last note was written
-        self._notes: list[str] = []
 
     def on_rolled_out(self, lease_s: Sequence[float]) -> None:
         """Record the end of a rollout, with the seconds of each of its batches."""
@@ -273,16 +270,11 @@ class LiveWindow:
         goes_on = trainers_go_on(batches, others, self._batch_s, train_s)
         if not goes_on and others != self._others:
             self._others, left_s = others, batches * self._batch_s / others
-            self._notes.append(
+            self._note(
                 f"trainers leave rollouts early: the {others} other devices need "
                 f"{left_s:.1f} s for the rest of this one, and training takes {train_s:.1f} s"
             )
         return goes_on
-
-    def take_notes(self) -> list[str]:
-        """Return why trainers left since the last call, once per number of other devices."""
-        taken, self._notes = self._notes, []
-        return taken
 
 
 def _reason(forecast: IterationForecast, terms: RentingTerms, held: int, best: int) -> str:

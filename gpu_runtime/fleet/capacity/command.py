@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
+from gpu_runtime.fleet.capacity.protocol import MOST_OFFERED, CapacityProvider, Offer, OfferedInstance
 from storage.config.section import Section
 from storage.errors import CapacityError, ConfigurationError, quoted
 from storage.processes import environment_for_others
@@ -34,8 +34,6 @@ _SHELL = "/bin/sh"
 _OF_THE_SHELL = {".", "case", "cd", "eval", "exec", "export", "for", "if", "set", "until", "while"}
 _CLOSE_S = 60.0
 """Seconds that `acquire` may keep running after the run ends."""
-
-_MOST_DEVICES = 1024
 
 
 class CommandOptions(Section):
@@ -73,18 +71,10 @@ class CommandOptions(Section):
                 )
 
 
-class AcquiredInstance(Section):
-    """An instance in `acquire`'s answer."""
-
-    instance: str = Field(min_length=1, max_length=200)
-    devices: int = Field(default=1, ge=1, le=_MOST_DEVICES)
-    usd_per_hour: float | None = Field(default=None, ge=0, le=1e6)
-
-
 class AcquireAnswer(Section):
     """The answer that `acquire` writes."""
 
-    instances: tuple[AcquiredInstance, ...] = Field(max_length=_MOST_DEVICES)
+    instances: tuple[OfferedInstance, ...] = Field(max_length=MOST_OFFERED)
 
 
 class CommandCapacity(CapacityProvider):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
+from gpu_runtime.fleet.capacity.protocol import MOST_OFFERED, CapacityProvider, Offer, OfferedInstance
 from storage.config.section import Section
 from storage.errors import CapacityError, ConfigurationError
 from storage.text import one_line
@@ -56,19 +56,16 @@ class LendingOptions(Section):
             raise ConfigurationError(f"runtime.options.url = {self.url!r}: {error}") from error
 
 
-class LentInstance(Section):
+class LentInstance(OfferedInstance):
     """An instance in a lender's answer."""
 
-    instance: str = Field(min_length=1, max_length=200)
-    devices: int = Field(default=1, ge=1, le=1024)
-    usd_per_hour: float | None = Field(default=None, ge=0, le=1e6)
     called_back: str = ""
 
 
 class LentInstances(Section):
     """The instances that a lender offers."""
 
-    instances: tuple[LentInstance, ...] = Field(max_length=1024)
+    instances: tuple[LentInstance, ...] = Field(max_length=MOST_OFFERED)
 
 
 def lent_by(client: httpx.Client) -> list[Offer]:
@@ -148,7 +145,10 @@ class LendingCapacity(CapacityProvider):
                 self._say_all()
                 offers = lent_by(self._client)
             except CapacityError as error:
-                self._on_silence(str(error))
+                with self._lock:
+                    if not self._silent:  # the first failure of a series
+                        self._troubles.append(str(error))
+                    self._silent = True
             else:
                 with self._lock:
                     self._offers, self._silent = offers, False
@@ -183,10 +183,3 @@ class LendingCapacity(CapacityProvider):
                 if answer.is_client_error:
                     self._troubles.append(f"the lender refused {path} {body} with {answer.status_code}")
                     self._refused |= {body["instance"]} if path == "/release" else set()
-
-    def _on_silence(self, trouble: str) -> None:
-        """Note the first failure of a series."""
-        with self._lock:
-            if not self._silent:
-                self._troubles.append(trouble)
-            self._silent = True

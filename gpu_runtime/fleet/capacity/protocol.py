@@ -7,6 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
+from storage.config.section import Section
+
+MOST_OFFERED = 1024
+"""Most instances in a program's answer, and most devices of one."""
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -22,6 +29,14 @@ class Offer:
     devices: int = 1
     usd_per_hour: float | None = None
     called_back: str = ""
+
+
+class OfferedInstance(Section):
+    """An instance in the answer of a program of the user."""
+
+    instance: str = Field(min_length=1, max_length=200)
+    devices: int = Field(default=1, ge=1, le=MOST_OFFERED)
+    usd_per_hour: float | None = Field(default=None, ge=0, le=1e6)
 
 
 class CapacityProvider(ABC):

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import Trace
 from storage.config.section import LONGEST_S, Section
 from storage.errors import ConfigurationError
 
@@ -80,7 +80,21 @@ class TraceCapacity(CapacityProvider):
     def offered(self) -> Sequence[Offer]:
         """See `CapacityProvider`."""
         for step in self._replay.due(self._clock() - self._began_s):
-            self._take(step)
+            self._lives[step.instance] += step.kind == "add"
+            life = self._lives[step.instance]
+            # A returning instance gets a new name: the run may first look after both its loss and its return.
+            name = step.instance if life == 1 else f"{step.instance} (life {life})"
+            if step.kind == "add":
+                self._free.append(name)
+            elif step.kind == "notice":
+                self._called_back.add(name)
+                if name in self._held:
+                    self._held[name] = Offer(name, called_back="the trace takes it soon")
+            else:
+                self._called_back.discard(name)
+                self._held.pop(name, None)
+                if name in self._free:
+                    self._free.remove(name)
         staying = sum(not offer.called_back for offer in self._held.values())
         usable = [name for name in self._free if name not in self._called_back]
         for name in usable[: max(0, self._wanted - staying)]:
@@ -96,21 +110,3 @@ class TraceCapacity(CapacityProvider):
     def close(self) -> None:
         """Forget the instances; nothing is rented."""
         self._held.clear()
-
-    def _take(self, step: TraceEvent) -> None:
-        """Apply a step of the trace to its instance."""
-        self._lives[step.instance] += step.kind == "add"
-        life = self._lives[step.instance]
-        # A returning instance gets a new name: the run may first look after both its loss and its return.
-        name = step.instance if life == 1 else f"{step.instance} (life {life})"
-        if step.kind == "add":
-            self._free.append(name)
-        elif step.kind == "notice":
-            self._called_back.add(name)
-            if name in self._held:
-                self._held[name] = Offer(name, called_back="the trace takes it soon")
-        else:
-            self._called_back.discard(name)
-            self._held.pop(name, None)
-            if name in self._free:
-                self._free.remove(name)

@@ -59,13 +59,13 @@ LEAVING = IterationForecast(batches=12, batch_s=10.0, rest_s=5.0, trainers=1, tr
 def test_trainers_that_leave_train_beside_the_rest_of_the_rollout(
     spot: int, rollout_s: float, iteration_s: float
 ):
-    assert LEAVING.rollout_s(1 + spot) == rollout_s
+    assert LEAVING.course(1 + spot)[0] == rollout_s
     assert LEAVING.iteration_s(1 + spot) == pytest.approx(iteration_s)
 
 
 def test_trainers_that_stay_to_the_end_of_the_rollout_train_after_it():
     short = replace(LEAVING, batches=4, train_s=1.0)
-    assert (short.rollout_s(2), short.iteration_s(2)) == (20.0, 20.0 + 1.0 + 5.0)
+    assert (short.course(2)[0], short.iteration_s(2)) == (20.0, 20.0 + 1.0 + 5.0)
 
 
 def test_fewer_devices_pay_where_trainers_leave():
@@ -211,11 +211,10 @@ def test_trainers_go_on_while_a_batch_of_theirs_lets_both_end_sooner():
 
 
 def test_why_trainers_left_is_said_once_for_a_number_of_others():
-    window = LiveWindow()
+    notes: list[str] = []
+    window = LiveWindow(notes.append)
     window.on_rolled_out([2.0])
     for others in (3, 3, 2, 3):
         window.goes_on(6.0, others, 10.0)
-    notes = window.take_notes()
     assert [note.split("early: the ")[1].split(" ")[0] for note in notes] == ["3", "2", "3"]
     assert "need 4.0 s for the rest" in notes[0] and "training takes 10.0 s" in notes[0]
-    assert window.take_notes() == []

@@ -25,6 +25,7 @@ class Conditioning:
         embeds_BLE: text embeddings, float.
         mask_BL: True where a text token is real, False where it is padding.
         pooled_BE: one vector for the whole prompt, of another width, in families that have one.
+        second: text that another encoder embeds, in families whose transformer takes the two apart.
         source_BZC: latents of the images that the prompts ask to change, which follow the sample's own
             tokens; None without such images.
         source_BHWC: these images, uint8 RGB, in families that decode with their help.
@@ -34,6 +35,7 @@ class Conditioning:
     embeds_BLE: torch.Tensor
     mask_BL: torch.Tensor
     pooled_BE: torch.Tensor | None = None
+    second: Conditioning | None = None
     source_BZC: torch.Tensor | None = None
     source_BHWC: torch.Tensor | None = None
     negative: Conditioning | None = None

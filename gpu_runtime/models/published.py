@@ -339,8 +339,8 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
             Architecture(2048, double=54, text_only=2, channels=48, text_width=3584),
             "HunyuanVideo15Transformer3DModel", {},
-            # Places of quoted texts and of an image come on top.
-            text_length=1000, more_text=256 + 729, frames=4, vae=1260.6e6, decoding=25.7e6, encoders=7.29e9,
+            # As for Z-Image; a text in quotes adds a token for each byte.
+            text_length=96, cuts_padding=True, frames=4, vae=1260.6e6, decoding=25.7e6, encoders=7.29e9,
         ),
     ),
     "wan2.2": (

@@ -1,9 +1,7 @@
 """The plan of each transformer family's sequence: where tokens are split, and where they are gathered.
 
 diffusers has plans for Qwen-Image, FLUX.1, FLUX.2 and Wan; those of Stable Diffusion 3, Z-Image and
-HunyuanVideo 1.5 are here. So is Stable Diffusion 3's attention, as its own bypasses diffusers' dispatcher.
-
-Shape suffixes: B samples, S tokens, N heads, D width of a head.
+HunyuanVideo 1.5 are here.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
-from diffusers.models.attention_dispatch import dispatch_attention_fn
 
+from gpu_runtime.models.joint_attention import JointAttention
 from gpu_runtime.sequence_parallel.shared_attention import Order
 from storage.errors import ConfigurationError
 
@@ -55,57 +53,6 @@ class Family:
     order: Order = "text first"
 
 
-class JointAttention:
-    """Stable Diffusion 3's attention over image and text, through diffusers' dispatcher.
-
-    Image tokens come first, as in that family's own processor.
-    """
-
-    _attention_backend = None
-    _parallel_config = None
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        *_: Any,
-        **__: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attend; return the image's part, and the text's if there is text."""
-        image_tokens = hidden_states.shape[1]
-        joint = [_heads(attn, layer, hidden_states) for layer in (attn.to_q, attn.to_k, attn.to_v)]
-        joint[0], joint[1] = _normed(attn.norm_q, joint[0]), _normed(attn.norm_k, joint[1])
-        if encoder_hidden_states is not None:
-            layers = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-            text = [_heads(attn, layer, encoder_hidden_states) for layer in layers]
-            text[0] = _normed(attn.norm_added_q, text[0])
-            text[1] = _normed(attn.norm_added_k, text[1])
-            joint = [torch.cat(pair, dim=1) for pair in zip(joint, text, strict=True)]
-        query_BSND, key_BSND, value_BSND = joint
-        mixed_BSND = dispatch_attention_fn(
-            query_BSND,
-            key_BSND,
-            value_BSND,
-            backend=self._attention_backend,
-            parallel_config=self._parallel_config,
-        )
-        mixed = mixed_BSND.flatten(2).to(hidden_states.dtype)
-        image = attn.to_out[1](attn.to_out[0](mixed[:, :image_tokens].contiguous()))
-        if encoder_hidden_states is None:
-            return image
-        after = mixed[:, image_tokens:].contiguous()
-        return image, after if attn.context_pre_only else attn.to_add_out(after)
-
-
-def _heads(attn: Any, layer: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    return layer(tokens).unflatten(-1, (attn.heads, -1))
-
-
-def _normed(norm: torch.nn.Module | None, heads_BSND: torch.Tensor) -> torch.Tensor:
-    return heads_BSND if norm is None else norm(heads_BSND)
-
-
 _TOKENS = ContextParallelInput(split_dim=1, expected_dims=3)
 
 _SD3_SPLITS: dict[str, Any] = {
@@ -119,8 +66,8 @@ _SD3_SPLITS: dict[str, Any] = {
 _Z_IMAGE_SPLITS: dict[str, Any] = {"layers.0": {"x": _TOKENS}, "layers.*": {"freqs_cis": _TOKENS}}
 
 # Its text has its final order, padding last, at the first block. Until there every member computes it whole.
-# Its processor cuts the text's mask to as many places as a member has tokens; `SharedAttention` puts the mask
-# of all tokens there.
+# diffusers' processor cuts the text's mask to as many places as a member has tokens; `SharedAttention` puts
+# the mask of all tokens there. Ours takes none.
 _HUNYUAN_VIDEO_SPLITS: dict[str, Any] = {
     "rope": {part: ContextParallelInput(split_dim=0, expected_dims=2, split_output=True) for part in (0, 1)},
     "transformer_blocks.0": {"hidden_states": _TOKENS, "encoder_hidden_states": _TOKENS},

@@ -82,7 +82,9 @@ def test_compiled_blocks_sample_and_train_as_plain_ones(
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(("family", "graphs"), [("qwen-image-2.1", 1), ("z-image", 4)])
+@pytest.mark.parametrize(
+    ("family", "graphs"), [("qwen-image-2.1", 1), ("z-image", 4), ("hunyuan-video-1.5", 4)]
+)
 def test_prompts_of_all_lengths_are_compiled_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, graphs: int
 ):

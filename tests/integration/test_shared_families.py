@@ -43,7 +43,6 @@ def configuration(family: str, folder: Path) -> RunConfig:
         family,
         folder,
         model={"text_length": text_length},
-        # On a busy machine a step of HunyuanVideo 1.5 takes long: it has 1,500 text tokens at least.
         runtime={"spot_workers": 1, "commit_steps": 1, "lease_s": 600},
         sequence_parallel={"rollout": 2},
     )

@@ -1,15 +1,15 @@
 """HunyuanVideo 1.5, text to video: a language model as text encoder, and a ByT5 that spells quoted texts.
 
-A row of text holds the tokens of both encoders, one behind the other; the transformer puts those that are
-not padding first. Places for an image, which it may start from, are empty. diffusers' pipeline loads no LoRA;
-its transformer does.
+Its transformer lets no token see padding, so it gets none: each sample goes through it alone, with the tokens
+of its prompt, and attention needs no mask, which few fast kernels take. Nor does it get tokens of an image to
+start from. diffusers' pipeline loads no LoRA; its transformer does.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -26,15 +26,13 @@ from transformers import Qwen2_5_VLTextModel, T5EncoderModel
 from gpu_runtime.models.families.frames_in_turn import decode_in_turn
 from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
+from gpu_runtime.models.joint_attention import JointAttention
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
 from storage.errors import ModelError
 
 _SPELLED = 256
 """Tokens of the quoted texts."""
-
-_OF_IMAGE = 729
-"""Tokens of an image to start from."""
 
 _ENCODE = HunyuanVideo15Pipeline._get_mllm_prompt_embeds
 
@@ -49,10 +47,18 @@ class HunyuanVideo15Model(PipelineModel):
     ENCODERS = {"text_encoder": Qwen2_5_VLTextModel, "text_encoder_2": T5EncoderModel}  # noqa: RUF012
     TOKENIZERS = ("tokenizer_2", "tokenizer")
     TEXT_LENGTH = 1000
-    MASKED = True
+    CUTS_PADDING = True
     DROPPED = 108
     PATCH = 1
     FRAME_SCALE = "temporal_compression_ratio"
+
+    @classmethod
+    def built(cls, folder: PipelineFolder, settings: ModelConfig, build: Callable[[str], Any]) -> Any:
+        """Build the transformer, with attention that takes no mask."""
+        transformer = build("transformer")
+        for block in transformer.transformer_blocks:
+            block.attn.processor = JointAttention()
+        return transformer
 
     @classmethod
     def latent_side(cls, vae: Mapping[str, Any]) -> int:
@@ -77,8 +83,8 @@ class HunyuanVideo15Model(PipelineModel):
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, settings: ModelConfig) -> int:
-        """Return the tokens of both encoders and of the missing image."""
-        return text_length + _SPELLED + _OF_IMAGE
+        """Return the most tokens of both encoders; a text without quotes has none of the second one."""
+        return text_length + _SPELLED
 
     def _channels(self) -> int:
         return self.vae.config["latent_channels"]
@@ -98,26 +104,32 @@ class HunyuanVideo15Model(PipelineModel):
         spelled_BLE, spelled_BL = HunyuanVideo15Pipeline._get_byt5_prompt_embeds(
             self._tokenizers["tokenizer_2"], self._encoders["text_encoder_2"], prompt, self.device, _SPELLED
         )
-        wider = said_BLE.shape[-1] - spelled_BLE.shape[-1]
-        embeds = [said_BLE, torch.nn.functional.pad(spelled_BLE, (0, wider))]
-        return Conditioning(torch.cat(embeds, dim=1), torch.cat([said_BL, spelled_BL], dim=1).bool())
+        return Conditioning(said_BLE, said_BL.bool(), second=Conditioning(spelled_BLE, spelled_BL.bool()))
 
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        config: Any = self.transformer.config
+        assert conditioning.second is not None
         box_BCThw = self._as_box(latents_BSC)
-        said_BLE, spelled_BLE = conditioning.embeds_BLE.to(self.dtype).split([self.text_length, _SPELLED], 1)
-        said_BL, spelled_BL = conditioning.mask_BL.to(self.dtype).split([self.text_length, _SPELLED], 1)
-        velocity_BCThw = self.transformer(
-            # Neither the image to start from nor its mask.
-            hidden_states=torch.cat([box_BCThw, torch.zeros_like(box_BCThw), 0 * box_BCThw[:, :1]], dim=1),
-            timestep=(sigma_B * 1000).to(self.dtype),
-            encoder_hidden_states=said_BLE,
-            encoder_attention_mask=said_BL,
-            encoder_hidden_states_2=spelled_BLE[..., : config["text_embed_2_dim"]],
-            encoder_attention_mask_2=spelled_BL,
-            image_embeds=said_BLE.new_zeros(len(said_BLE), _OF_IMAGE, config["image_embed_dim"]),
+        # Neither the image to start from nor its mask.
+        given = torch.cat([box_BCThw, torch.zeros_like(box_BCThw), 0 * box_BCThw[:, :1]], dim=1)
+        times_B = (sigma_B * 1000).to(self.dtype)
+        texts = conditioning.texts, conditioning.second.texts
+        rows = zip(given.split(1), times_B.split(1), *texts, strict=True)
+        return as_tokens(torch.cat([self._alone(*row) for row in rows]))
+
+    def _alone(
+        self, given_1CThw: torch.Tensor, time_1: torch.Tensor, said_LE: torch.Tensor, spelled_LE: torch.Tensor
+    ) -> torch.Tensor:
+        config: Any = self.transformer.config
+        said_1LE, spelled_1LE = said_LE[None].to(self.dtype), spelled_LE[None].to(self.dtype)
+        return self.transformer(
+            hidden_states=given_1CThw,
+            timestep=time_1,
+            encoder_hidden_states=said_1LE,
+            encoder_attention_mask=said_1LE.new_ones(said_1LE.shape[:2]),
+            encoder_hidden_states_2=spelled_1LE,
+            encoder_attention_mask_2=spelled_1LE.new_ones(spelled_1LE.shape[:2]),
+            image_embeds=said_1LE.new_zeros(1, 0, config["image_embed_dim"]),
             return_dict=False,
         )[0]
-        return as_tokens(velocity_BCThw)

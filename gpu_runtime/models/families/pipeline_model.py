@@ -141,13 +141,14 @@ class PipelineModel(ABC):
 
         def build(part: str) -> Any:
             transformer = load_weights(cls.TRANSFORMER, folder, part, dtype)
-            choose_attention(transformer, settings.attention)
             if settings.compile:
                 compile_blocks(transformer, cls.CUTS_PADDING)
             return transformer
 
+        transformer = cls.built(folder, settings, build)
+        choose_attention(transformer, settings.attention)
         parts = Parts(
-            cls.built(folder, settings, build),
+            transformer,
             # bfloat16 has no more shades between two bright values than 8 bits have.
             load_weights(cls.VAE, folder, "vae", torch.float32),
             load_scheduler(folder, cls.SCHEDULER),

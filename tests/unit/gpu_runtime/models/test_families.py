@@ -195,3 +195,10 @@ def test_offloaded_encoders_and_a_named_kernel_change_nothing(saved: Saved):
     other = load_model(config.model.model_copy(update={"encoders": "offload", "attention": "native"}))
     assert difference(run_sampler(other, config), run_sampler(one, config)) == 0
     assert torch.equal(one.encode_prompts(PROMPTS).embeds_BLE, other.encode_prompts(PROMPTS).embeds_BLE)
+
+
+def test_attention_of_hunyuan_video_takes_kernels_that_know_no_mask(saved: Saved):
+    config = family_config("hunyuan-video-1.5", saved("hunyuan-video-1.5"))
+    one = load_model(config.model)
+    other = load_model(config.model.model_copy(update={"attention": "_native_flash"}))
+    assert difference(run_sampler(other, config), run_sampler(one, config)) <= EXACT

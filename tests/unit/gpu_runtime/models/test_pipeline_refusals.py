@@ -368,8 +368,8 @@ TWENTY = {"text_length": 0, "height": 20, "width": 20, "negative_prompt": ""}
         ("flux2-klein", TWENTY, (25, 512), (20, 20, 3)),
         ("z-image", TWENTY, (32, 32), (20, 20, 3)),  # its transformer fills up both to multiples of 32 itself
         ("sana", {}, (8 * 8, 128), (32, 32, 3)),
-        # Latent frames, rows and columns of patches; of the text also quoted texts and the missing image.
-        ("hunyuan-video-1.5", {"frames": 9}, (3 * 4 * 6, 512 + 256 + 729), (9, 16, 24, 3)),
+        # Latent frames, rows and columns of patches; of the text also quoted texts.
+        ("hunyuan-video-1.5", {"frames": 9}, (3 * 4 * 6, 512 + 256), (9, 16, 24, 3)),
         ("wan2.2", {"frames": 9}, (3 * 2 * 3, 128), (9, 32, 48, 3)),
     ],
 )

@@ -5,6 +5,7 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -211,11 +212,11 @@ class Runtime:
         self._fleet.decide_capacity(len(requests), left, self._feed.time, used_beside)
         self._use_training_weights()
         self._fleet.register_trainers(self._current, strategy.spot_trains)
-        self._search.new_window(plan, self._current.version)
+        window = self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
             requests, self._current, self._judge, (lambda: None) if ahead is None else ahead.begin, self._feed
         )
-        self._search.open_window()
+        window.open(time.monotonic())  # devices are free to draft
         rolled = zip(requests, delivered, strict=True)
         made = {(one.prompt_id, one.seed_index): done for one, done in rolled}
         identities = [(one.prompt_id, one.seed_index) for one in wanted]

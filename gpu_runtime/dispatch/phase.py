@@ -46,6 +46,8 @@ class Delivery:
 class Phase(Protocol):
     """Requests of one kind and version of the weights, and the handling of their images.
 
+    The defaults are those of a phase that knows all its requests at the start and must do each of them.
+
     Attributes:
         kind: kind of all its requests.
         version: version of the weights for all its requests.
@@ -55,8 +57,8 @@ class Phase(Protocol):
 
     kind: RequestKind
     version: WeightsVersion
-    must_end: bool
-    plans: bool
+    must_end: bool = True
+    plans: bool = False
 
     @property
     def over(self) -> bool:
@@ -66,12 +68,12 @@ class Phase(Protocol):
     @property
     def awaits_devices(self) -> bool:
         """True if, without devices, requests wait for devices on their way."""
-        ...
+        return True
 
     @property
     def calls(self) -> Collection[Future[Any]]:
         """Calls that the phase awaits besides those of devices, such as scores."""
-        ...
+        return ()
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
         """Begin, and return the requests known so far; any thread may `wake` the dispatcher."""
@@ -79,7 +81,7 @@ class Phase(Protocol):
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
         """Return further requests, if any; called until each device has a batch to do next."""
-        ...
+        return ()
 
     def accepts(self, device: Device, /) -> bool:
         """Return True if a device may work on the phase at all."""
@@ -87,7 +89,7 @@ class Phase(Protocol):
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """Return True if a device may begin with this next request."""
-        ...
+        return True
 
     def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
         """Take a finished lease; return new calls to await, which `settle` gets as they end."""

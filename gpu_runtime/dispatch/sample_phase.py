@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.phase import Delivery, Judge
+from gpu_runtime.dispatch.phase import Delivery, Judge, Phase
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WorkItem
 from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import SamplingConfig
@@ -28,18 +28,13 @@ class Delivered:
     score: Future[Score] | None = None
 
 
-class SamplePhase:
+class SamplePhase(Phase):
     """A phase of rollouts or of evaluations.
 
     Args:
         requests: distinct requests, at least one, of one kind and version of the weights.
         judge: has images judged as they are delivered; the phase does not wait for scores.
     """
-
-    must_end = True
-    awaits_devices = True
-    plans = False
-    calls: Collection[Future[Any]] = ()
 
     def __init__(
         self,
@@ -72,14 +67,6 @@ class SamplePhase:
         """Return all requests, in their order."""
         return [WorkItem(request, self.kind, self._steps, self.version) for request in self._requests]
 
-    def more(self) -> Collection[WorkItem[SampleRequest]]:
-        """See `Phase`; no requests are added."""
-        return ()
-
-    def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """See `Phase`; any device may."""
-        return True
-
     def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
         """See `Phase`; the phase does not wait for the scores."""
         judge = self._judge
@@ -89,7 +76,3 @@ class SamplePhase:
             assert isinstance(sample, GeneratedSample), "only drafts come without their trajectories"
             self._delivered[sample.request] = Delivered(sample, delivery.worker, score)
         return ()
-
-    def settle(self, call: Future[Any]) -> None:
-        """See `Phase`; never called, as this phase has no calls."""
-        raise AssertionError("a phase of samples has no calls of its own")

@@ -18,7 +18,7 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.training_window import TrainingWindow
-from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
+from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
 from gpu_runtime.exploration.measured_iterations import SeedEvidence
@@ -82,15 +82,11 @@ class SeedSearch:
         self._window: TrainingWindow | None = None
         self._begun: tuple[int, DraftPhase] | None = None  # an iteration's drafts
 
-    def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
+    def new_window(self, plan: SeedPlan, version: WeightsVersion) -> TrainingWindow:
         """Begin the window of a plan about to be rolled out; devices hold these weights until it ends."""
         self._window, self._begun = TrainingWindow(plan, version), None
         self.kept.forget_before(plan.iteration)
-
-    def open_window(self) -> None:
-        """Open the window at the end of the rollout: devices are free to draft."""
-        if self._window is not None:
-            self._window.open(time.monotonic())
+        return self._window
 
     def close_window(self) -> None:
         """Close the window at the end of the training steps."""
@@ -121,14 +117,13 @@ class SeedSearch:
         weights = self._weights()
         self._fleet.prepare(weights)
         budget: float | None = self._settings.drafts or None
-        at_once = 1
+        devices = 1
         if as_in_window:
             devices = len(self._fleet.drafters(weights.version)) + len(self._fleet.trainers.spot)
-            budget, at_once = self._budget(devices), self._at_once(devices)
+            budget = self._budget(devices)
             if not budget:
                 return self._explorer.plain(iteration)
-        planner = self._explorer.begin(iteration, budget, at_once)
-        phase = self._phase(iteration, weights.version, planner)
+        phase = self._phase(iteration, weights.version, budget, devices)
         self._fleet.do(phase)
         phase.end()
         return self._finish(iteration, phase)
@@ -148,8 +143,7 @@ class SeedSearch:
             rescores = [self._task(drafted_on, window.version, MONITOR_ROUND, draft) for draft in again]
         # Plan drafts beyond the window's predicted end too, since it may come late; its end cuts them off.
         budget = self._budget(len(devices), HEADROOM, rescores)
-        planner = self._explorer.begin(iteration, budget, self._at_once(len(devices)))
-        phase = self._phase(iteration, window.version, planner, window, rescores)
+        phase = self._phase(iteration, window.version, budget, len(devices), window, rescores)
         self._begun = iteration, phase
         window.drafters = self._groups(len(devices))
         return phase
@@ -286,19 +280,24 @@ class SeedSearch:
         """Return how many batches these devices make at a time; devices that share a draft make one."""
         return -(-devices // self._config.sequence_parallel.explore)
 
-    def _at_once(self, devices: int) -> int:
-        """Return the same for the planner: 1 for a set number of drafts, so no fleet changes its plan."""
-        return 1 if self._settings.drafts else self._groups(devices)
-
     def _phase(
         self,
         iteration: int,
         version: WeightsVersion,
-        planner: DraftPlanner,
+        budget: float | None,
+        devices: int,
         window: TrainingWindow | None = None,
         rescores: Sequence[DraftTask] = (),
     ) -> DraftPhase:
-        """Return a phase of a planner's drafts, on all devices with these weights if it is in no window."""
+        """Return a phase of drafts with these weights, on all devices if it is in no window.
+
+        Args:
+            budget: number of full drafts; None for every candidate.
+            devices: devices that draft, on which the plan depends.
+        """
+        # A set number of drafts is planned for one batch at a time, so no fleet changes its plan.
+        at_once = 1 if self._settings.drafts else self._groups(devices)
+        planner = self._explorer.begin(iteration, budget, at_once)
         stops = window is not None and self._settings.stop_with_training
         limits = DraftLimits(
             self._config.sampling.batch_size,

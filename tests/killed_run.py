@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.fleet.resume import start, state_of
+from benchmarks.commands import final_state
+from benchmarks.fleet.resume import start
 from flows.server.local_server import LocalServer
 from flows.server.note import living_server
 from storage.home import Home
@@ -34,7 +35,7 @@ def undisturbed_state(home: Path, settings: Sequence[str], run_id: str = "undist
     child = start(home, run_id, "train", settings=settings)
     child.communicate(timeout=400)
     assert child.returncode == 0
-    return state_of(home, run_id)
+    return final_state(home, run_id)
 
 
 def lines_until(child: subprocess.Popen[str], wanted: str) -> list[str]:

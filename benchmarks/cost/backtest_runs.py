@@ -72,10 +72,6 @@ class LiveRun:
         """What differs from the preset."""
         return [f"iterations={iterations}", *_ALL, *self.settings]
 
-    def trace(self) -> Trace | None:
-        """What is replayed."""
-        return None if self.trace_seed is None else generate_trace(_SPOT_LIFE, self.trace_seed)
-
 
 def _spot(count: int, *more: str) -> tuple[str, ...]:
     return (*_LOCAL, f"runtime.spot_workers={count}", *more)
@@ -207,7 +203,7 @@ def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
     arguments = ["--preset", live.preset, *sets(settings)]
     busy = psutil.cpu_percent(_BUSY_FOR_S) / 100
     reporter().note(f"{run_id}: other processes use {busy:.0%} of the machine")
-    trace = live.trace()
+    trace = None if live.trace_seed is None else generate_trace(_SPOT_LIFE, live.trace_seed)
     known: dict[str, object] = {"busy": busy, "events": [], "length_s": 0.0, "began_at": 0.0}
     with watched() as speed:
         if trace is None:

@@ -53,7 +53,7 @@ def section(result: Result | None) -> str:
             f"{NOT_YET} All stages were rehearsed on the CPU, at a small size "
             "(`python -m benchmarks.gpu_day --tiny`).\n"
         )
-    stages = result["figures"]["by_stage"]
+    stages, figures = result["figures"]["by_stage"], _figures(result)
     on_gpu = [
         found for found in stages.values() if found["status"] != "skipped" and found.get("device") != "cpu"
     ]
@@ -62,7 +62,10 @@ def section(result: Result | None) -> str:
         f"Measured on one {result['figures']['device']}, {result['figures']['date']}, commit "
         f"{' and '.join(f'`{commit}`' for commit in commits)}. Qwen-Image has random weights, rank 64, eight "
         "samples a batch, 128 text tokens, ten steps, no guidance; the presets' guidance doubles the passes.",
-        "", *_table(_figures(result)), *_limits(result["figures"]),
+        "", "| on one GPU | measured | target |", "| --- | --- | --- |",
+        *[f"| {what} | {_text(figures.get(name), spec)} | {target} |" for name, what, spec, target in _ROWS
+          if target or figures.get(name) is not None],
+        "", *_limits(result["figures"]),
     ]  # fmt: skip
     troubles = [
         f"- Stage `{name}` {found['status']}: {_last_line(found.get('error', ''))}"
@@ -123,15 +126,6 @@ def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
         values = profile.model_copy(update={"name": name}).model_dump(mode="json", exclude_none=True)
         found[folder / f"{name}.json"] = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     return found
-
-
-def _table(figures: Mapping[str, Any]) -> list[str]:
-    rows = [
-        f"| {what} | {_text(figures.get(name), spec)} | {target} |"
-        for name, what, spec, target in _ROWS
-        if target or figures.get(name) is not None
-    ]
-    return ["| on one GPU | measured | target |", "| --- | --- | --- |", *rows, ""]
 
 
 def _limits(figures: Mapping[str, Any]) -> list[str]:

@@ -47,11 +47,6 @@ class JudgementError(ValueError):
     """A judgement that does not fit the kept results."""
 
 
-def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """The kept results by name: each with command, commit, device, date and figures."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-
-
 def figure(figures: Any, path: str) -> Any:
     """Return the value at `path`, whose parts are joined by ` > `; a number indexes a list.
 
@@ -108,14 +103,6 @@ def paragraph(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def rows_of(figures: Any, path: str) -> list[dict[str, Any]]:
-    """Return the rows of a list or of a mapping, each of the latter's with its `name`."""
-    found = figure(figures, path)
-    if isinstance(found, list):
-        return found
-    return [{"name": name, **row} for name, row in found.items()]
-
-
 def sources() -> dict[str, Path]:
     """Return the file that `python -m benchmarks.NAME` runs, by name; some are a folder's `__main__.py`."""
     files = [file for file in (ROOT / "benchmarks").rglob("*.py") if _RUNS.search(file.read_text("utf-8"))]
@@ -163,11 +150,11 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
         ]
         lines += table(["figure", "value"], rows) if rows else []
         for shown in entry.get("tables", []):
-            head = [label for label, _ in shown["columns"]]
-            cells = [
-                [cell(text, row) for _, text in shown["columns"]] for row in rows_of(figures, shown["rows"])
-            ]
-            lines += table(head, cells)
+            found, columns = figure(figures, shown["rows"]), shown["columns"]
+            if isinstance(found, Mapping):
+                found = [{"name": name, **row} for name, row in found.items()]
+            cells = [[cell(text, row) for _, text in columns] for row in found]
+            lines += table([label for label, _ in columns], cells)
         lines += [paragraph(fill(entry["judgement"], figures)), ""]
     except JudgementError as error:
         raise JudgementError(f"{name}: {error}") from error
@@ -184,27 +171,14 @@ def origin(name: str, result: Mapping[str, Any], command: str = "") -> str:
     return f"{file}, commit `{result['commit'][:7]}`, {result['date']}{device}."
 
 
-def study_lines(results: Mapping[str, Any], studies: Mapping[str, Any]) -> list[str]:
-    """Return a paragraph for each study whose code is gone, and the last commit with that code.
-
-    Raises:
-        JudgementError: a named figure is not in the study's result.
-    """
-    lines = ["## Earlier studies", "", paragraph(fill(studies["text"], studies)), ""]
-    for name, entry in studies["results"].items():
-        result = results[name]
-        try:
-            said = fill(entry["says"], result["figures"])
-        except JudgementError as error:
-            raise JudgementError(f"{name}: {error}") from error
-        lines += [paragraph(f"**{entry['title']}.** {said} ({origin(name, result)[2:-1]})"), ""]
-    return lines
-
-
 def document(
     results: Mapping[str, Any], judgements: Mapping[str, Any], gpu: Mapping[str, Any] | None = None
 ) -> str:
-    """The whole of docs/measurements.md."""
+    """The whole of docs/measurements.md.
+
+    Raises:
+        JudgementError: a named figure is not in its result.
+    """
     lines = ["# Measurements", "", f"<!-- Written by {RENEW}; edit {JUDGEMENTS.name} instead. -->", ""]
     lines += [
         judgements["introduction"].strip(),
@@ -218,17 +192,15 @@ def document(
         lines += [f"## {section['title']}", "", *([section["text"].strip(), ""] if "text" in section else [])]
         for name in section["results"]:
             lines += result_lines(name, results[name], judgements["result"][name])
-    lines += study_lines(results, judgements["study"])
+    studies = judgements["study"]  # whose code is gone: a paragraph each, and the last commit with that code
+    lines += ["## Earlier studies", "", paragraph(fill(studies["text"], studies)), ""]
+    for name, entry in studies["results"].items():
+        try:
+            said = fill(entry["says"], results[name]["figures"])
+        except JudgementError as error:
+            raise JudgementError(f"{name}: {error}") from error
+        lines += [paragraph(f"**{entry['title']}.** {said} ({origin(name, results[name])[2:-1]})"), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def headlines(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:
-    """The README's tables of results."""
-    figures = {name: result["figures"] for name, result in results.items()}
-    lines: list[str] = []
-    for shown in judgements["headline"]:
-        lines += table(shown["head"], [[cell(text, figures) for text in row] for row in shown["rows"]])
-    return "\n".join(lines)
 
 
 def with_block(text: str, block: str) -> str:
@@ -250,19 +222,24 @@ def generated() -> dict[Path, str]:
     Raises:
         JudgementError: results and judgements do not match.
     """
-    results = read_results()
+    # By name; each has command, commit, device, date and figures.
+    results = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))}
     judgements = tomllib.loads(JUDGEMENTS.read_text(encoding="utf-8"))
     gpu = results.pop(GPU, None)
     check_judgements(results, judgements)
+    figures = {name: result["figures"] for name, result in results.items()}
+    headlines: list[str] = []  # the README's tables of results
+    for shown in judgements["headline"]:
+        headlines += table(shown["head"], [[cell(text, figures) for text in row] for row in shown["rows"]])
     return {
         **gpu_document.profiles(gpu, PROFILES),
         DOCUMENT: document(results, judgements, gpu),
         README: with_block(
             README.read_text(encoding="utf-8"),
-            f"{headlines(results, judgements)}\n{gpu_document.headline(gpu)}",
+            "\n".join([*headlines, gpu_document.headline(gpu)]),
         ),
         GPUS: with_block(GPUS.read_text(encoding="utf-8"), gpu_document.section(gpu)),
-        PICTURE: draw(results["exploration-ocr-graded"]["figures"], results["overlap"]["figures"]),
+        PICTURE: draw(figures["exploration-ocr-graded"], figures["overlap"]),
     }
 
 

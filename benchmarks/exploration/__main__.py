@@ -21,7 +21,6 @@ and for the commit that made it; with `--after COMMIT` those of that commit and 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable
 
@@ -71,7 +70,11 @@ def main_arms(tuned: Tuned) -> list[str]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = _command_line()
+    parser = options(__doc__, "one run seed, a quarter of the iterations")
+    parser.add_argument("--task", choices=sorted(TASKS), required=True)
+    parser.add_argument("--tuning", action="store_true", help="choose recipes and arms, on other prompts")
+    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), help="instead of the chosen ones")
+    add_curve_options(parser, FULL_SEEDS)
     arguments = parser.parse_args()
     task = arguments.task
     if arguments.tuning:
@@ -105,15 +108,6 @@ def main() -> None:
     }
     large = "-large" if made & {*LARGE} else ""  # beside the result of the other arms
     finish(f"exploration-{task}{large}", figures, arguments, module="exploration")
-
-
-def _command_line() -> argparse.ArgumentParser:
-    parser = options(__doc__, "one run seed, a quarter of the iterations")
-    parser.add_argument("--task", choices=sorted(TASKS), required=True)
-    parser.add_argument("--tuning", action="store_true", help="choose recipes and arms, on other prompts")
-    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), help="instead of the chosen ones")
-    add_curve_options(parser, FULL_SEEDS)
-    return parser
 
 
 if __name__ == "__main__":

@@ -25,13 +25,6 @@ class Recipe:
     learning_rate: float
     warmup_steps: int
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """As settings of a run."""
-        return (
-            f"optimizer.learning_rate={self.learning_rate:g}", f"optimizer.warmup_steps={self.warmup_steps}",
-        )  # fmt: skip
-
 
 _OF_IMAGES = (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24))
 _OF_STEPS = (Recipe(2e-4, 16), Recipe(1e-4, 16), Recipe(3e-4, 16))
@@ -209,10 +202,12 @@ def arm_config(
         prompts: settings of other prompts than the preset's.
     """
     learned, spent = TASKS[task], ARMS[arm]
+    recipe = recipe or RECIPES[spent.objective][0]
     reward = () if spent.unguarded else (*UNGUARDED, f"reward.scorer={learned.scorer}")
     settings = [
         f"seed={run_seed}", *reward, f"reward.signal={learned.signal}", *ALL,
         *_OBJECTIVES[spent.objective], *spent.settings,
-        *(recipe or RECIPES[spent.objective][0]).settings, *prompts,
+        f"optimizer.learning_rate={recipe.learning_rate:g}", f"optimizer.warmup_steps={recipe.warmup_steps}",
+        *prompts,
     ]  # fmt: skip
     return load_config(learned.preset, settings, {})

@@ -100,8 +100,7 @@ class CurveStore:
 
     def kept(self, wanted: Mapping[Key, CurveWanted]) -> dict[Key, Curve]:
         """Return the curves that are kept, by their keys."""
-        found = {key: self.load(want.name) for key, want in wanted.items()}
-        return {key: curve for key, curve in found.items() if curve is not None}
+        return {key: curve for key, want in wanted.items() if (curve := self.load(want.name)) is not None}
 
     def load(self, curve: str) -> Curve | None:
         """A kept curve by its name; None where there is none."""

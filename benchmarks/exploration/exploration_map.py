@@ -43,7 +43,7 @@ from benchmarks.exploration.arms import TASKS, arm_config
 from benchmarks.exploration.curve_store import KEPT, CurveStore, add_curve_options
 from benchmarks.exploration.exploration_auto import CASES, FIXED, RECIPE, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
-from benchmarks.exploration.summary import Way, arm_curves, ratio
+from benchmarks.exploration.summary import arm_curves, ratio
 from benchmarks.report import finish, options
 
 SHARE = 75
@@ -98,10 +98,11 @@ def measured_gain(point: Point, plain: Mapping[int, Curve], ours: Mapping[int, C
     curves |= {("ours", seed): curve for seed, curve in ours.items() if seed in plain}
     names = {"plain": FIXED["plain"], "ours": FIXED[point.strategy]}
     arms = arm_curves(curves, {each: arm_config(point.task, name, 0, RECIPE) for each, name in names.items()})
-    targets = arms["plain"].targets()
-    slow, fast = (Way(arms[each], arms[each].trained) for each in names)
-    early = ratio(slow, fast, targets[HALF])["median"]
-    return {**ratio(slow, fast, targets[SHARE]), "median_at_half": early}
+    slow, fast = arms["plain"], arms["ours"]
+    whole, early = (
+        ratio(slow, fast, (slow.trained, fast.trained), slow.targets()[share]) for share in (SHARE, HALF)
+    )
+    return {**whole, "median_at_half": early["median"]}
 
 
 def order_right(predicted: Sequence[float], gains: Sequence[Mapping[str, float]]) -> tuple[int, int]:

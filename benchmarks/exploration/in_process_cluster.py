@@ -29,11 +29,6 @@ class WorkTimes:
         self.seconds: dict[str, float] = defaultdict(float)
         self.samples: dict[str, int] = defaultdict(int)
 
-    def add(self, kind: str, seconds: float, samples: int) -> None:
-        """Note some work."""
-        self.seconds[kind] += seconds
-        self.samples[kind] += samples
-
     @property
     def devices_s(self) -> float:
         """Seconds of all work but the scorers'."""
@@ -57,26 +52,27 @@ class InProcessActor(RemoteActor[Any]):
         except Exception as error:  # noqa: BLE001 - the caller's to handle
             done.set_exception(error)
             return done
-        self._note(method.__name__, args, result, time.thread_time() - began_s)
+        took_s = time.thread_time() - began_s
+        match method.__name__:
+            case "begin_samples":
+                _, lease, (first, *_), _ = args
+                kind = self._kinds[lease] = getattr(first, "request", first).kind.value
+                samples = len(result.samples)
+            case "advance_samples":
+                kind, samples = self._kinds[args[0]], len(result.samples)
+            case "train" | "add_to_training":
+                kind, samples = TRAIN, len(args[0])
+            case "score":
+                kind, samples = SCORE_HELD_OUT if args[2] else SCORE, len(args[0])
+            case _:
+                kind, samples = OTHER, 0
+        self._times.seconds[kind] += took_s
+        self._times.samples[kind] += samples
         done.set_result(result)
         return done
 
     def kill(self) -> None:
         """As of every actor; there is no process to end."""
-
-    def _note(self, method: str, args: tuple[Any, ...], result: Any, seconds: float) -> None:
-        if method in ("begin_samples", "advance_samples"):
-            lease = args[0] if method == "advance_samples" else args[1]
-            if method == "begin_samples":
-                first = args[2][0]
-                self._kinds[lease] = getattr(first, "request", first).kind.value
-            self._times.add(self._kinds[lease], seconds, len(result.samples))
-        elif method in ("train", "add_to_training"):
-            self._times.add(TRAIN, seconds, len(args[0]))
-        elif method == "score":
-            self._times.add(SCORE_HELD_OUT if args[2] else SCORE, seconds, len(args[0]))
-        else:
-            self._times.add(OTHER, seconds, 0)
 
 
 class InProcessCluster(Cluster):

@@ -19,7 +19,7 @@ from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.fleet.evaluation import Evaluation
-from gpu_runtime.runtime import Runtime, Trained
+from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.run_config import RunConfig
 from storage.prompts.files import draw_subset
@@ -89,9 +89,14 @@ def make_curve(
     """
     cluster = InProcessCluster()
     with Runtime(config, cluster) as runtime:
-        curve = _Loop(runtime, cluster).run(iterations, every)
+        loop, plan = _Loop(runtime, cluster), None
+        loop.evaluate(0)
+        for iteration in range(1, iterations + 1):
+            plan = loop.iterate(iteration, plan, last=iteration == iterations)
+            if iteration % every == 0:
+                loop.evaluate(iteration)
         at_end(runtime)
-    return curve
+    return loop.curve
 
 
 class _Loop:
@@ -106,71 +111,55 @@ class _Loop:
         self._held_out: dict[int, Mapping[int, float]] = {}
         self.curve = Curve()
 
-    def run(self, iterations: int, every: int) -> Curve:
-        self._evaluate(0)
-        plan: SeedPlan | None = None
-        for iteration in range(1, iterations + 1):
-            plan = self._iterate(iteration, plan, last=iteration == iterations)
-            if iteration % every == 0:
-                self._evaluate(iteration)
-        return self.curve
-
-    def _iterate(self, iteration: int, plan: SeedPlan | None, last: bool) -> SeedPlan | None:
+    def iterate(self, iteration: int, plan: SeedPlan | None, last: bool) -> SeedPlan | None:
         """An iteration; the plan of the next one, where that is made beside it."""
-        runtime = self._runtime
-        seconds, samples = dict(self._times.seconds), dict(self._times.samples)
-        began_s, worked_s = time.thread_time(), self._times.devices_s
+        runtime, times, curve = self._runtime, self._times, self.curve
+        seconds, samples = dict(times.seconds), dict(times.samples)
+        began_s, worked_s = time.thread_time(), times.devices_s
         if plan is None:
             plan = runtime.explore(iteration)
         elif plan.refused:
             plan = runtime.explore_anew(plan)
         ahead = None if last else runtime.ahead(iteration + 1)
-        before_rollout, rolling_since_s = dict(self._times.seconds), time.thread_time()
+        before_rollout, rolling_since_s = dict(times.seconds), time.thread_time()
         rolled = runtime.rollout(plan, ahead)
         scores = runtime.reward(rolled)
         following = None
         if ahead is not None:
-            exploring_since_s, worked_before_s = time.thread_time(), self._times.devices_s
+            exploring_since_s, worked_before_s = time.thread_time(), times.devices_s
             following = runtime.explore(iteration + 1, ahead)
-            took_s, devices_s = (
-                time.thread_time() - exploring_since_s,
-                self._times.devices_s - worked_before_s,
-            )
-            self.curve.beside_s.append(took_s - devices_s)
+            took_s, devices_s = time.thread_time() - exploring_since_s, times.devices_s - worked_before_s
+            curve.beside_s.append(took_s - devices_s)
         trained = runtime.train(rolled, scores)
-        in_turn = self._times_in_turn(trained, before_rollout, time.thread_time() - rolling_since_s)
-        evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out, in_turn)
-        review = runtime.review(rolled, scores, following, evidence)
-        self.curve.trained.append(in_turn.trained)
-        passed_s, devices_s = time.thread_time() - began_s, self._times.devices_s - worked_s
-        self.curve.driver_s.append(passed_s - devices_s)
-        for kind in KINDS:
-            self.curve.seconds[kind] += self._times.seconds[kind] - seconds.get(kind, 0.0)
-            self.curve.samples[kind] += self._times.samples[kind] - samples.get(kind, 0)
-        made = {kind: self._times.samples[kind] - samples.get(kind, 0) for kind in (_ROLLOUT, _DRAFT)}
-        self.curve.rollouts.append(made[_ROLLOUT])
-        self.curve.drafts.append(made[_DRAFT])
-        self.curve.spread.append(review.figures["spread_rollout"])
-        self.curve.dropped.append(trained.advantages.dropped)
-        if "spearman" in review.figures:
-            self.curve.spearman.append(review.figures["spearman"])
-        self.curve.notes += [message for _, message in review.notes]
-        return review.next_plan
-
-    def _times_in_turn(self, trained: Trained, before: Mapping[str, float], whole_s: float) -> IterationTimes:
-        """Return what an iteration took whose devices take turns: drafts are not beside its training."""
-        took = {kind: self._times.seconds[kind] - before.get(kind, 0.0) for kind in KINDS}
-        return IterationTimes(
+        took = {kind: times.seconds[kind] - before_rollout.get(kind, 0.0) for kind in KINDS}
+        in_turn = IterationTimes(
             rollout_s=took[_ROLLOUT],
             judging_s=took[SCORE],
             train_s=took[TRAIN],
-            draft_wait_s=took[_DRAFT],
-            whole_s=whole_s,
+            draft_wait_s=took[_DRAFT],  # as devices take turns, drafts are not beside the training
+            whole_s=time.thread_time() - rolling_since_s,
             trained=trained.samples,
             rollers=1,
         )
+        evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out, in_turn)
+        review = runtime.review(rolled, scores, following, evidence)
+        curve.trained.append(trained.samples)
+        passed_s, devices_s = time.thread_time() - began_s, times.devices_s - worked_s
+        curve.driver_s.append(passed_s - devices_s)
+        made = {kind: times.samples[kind] - samples.get(kind, 0) for kind in KINDS}
+        for kind in KINDS:
+            curve.seconds[kind] += times.seconds[kind] - seconds.get(kind, 0.0)
+            curve.samples[kind] += made[kind]
+        curve.rollouts.append(made[_ROLLOUT])
+        curve.drafts.append(made[_DRAFT])
+        curve.spread.append(review.figures["spread_rollout"])
+        curve.dropped.append(trained.advantages.dropped)
+        if "spearman" in review.figures:
+            curve.spearman.append(review.figures["spearman"])
+        curve.notes += [message for _, message in review.notes]
+        return review.next_plan
 
-    def _evaluate(self, iteration: int) -> None:
+    def evaluate(self, iteration: int) -> None:
         runtime = self._runtime
         held_out = draw_subset(runtime.evaluate_prompts, runtime.config.evaluation.prompts)
         evaluation = runtime.evaluate(held_out)

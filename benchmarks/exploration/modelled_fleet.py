@@ -151,7 +151,8 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, strategy: Strategy, up
         strategy: of exploration.
         updates: training steps of an iteration.
     """
-    rollouts, drafts = (_usual(counts) for counts in (curve.rollouts, curve.drafts))
+    # Of iterations that have one before and one after them: the ends have no drafts.
+    rollouts, drafts = (statistics.median(n[1:-1] or n) for n in (curve.rollouts, curve.drafts))
     trained = curve.samples[TRAIN] / len(curve.rollouts)
     if strategy.drafts_beside_training and fleet.devices > fleet.trainers:
         return times_with_window(rollouts, drafts, trained, costs, fleet, updates).whole_s
@@ -204,8 +205,3 @@ def _drafting_s(drafts: float, costs: Costs, devices: int) -> float:
     """
     first = costs.planning / _ROUNDS
     return first + max(costs.planning - first, (drafts * costs.draft + costs.planning - first) / devices)
-
-
-def _usual(counts: Sequence[int]) -> float:
-    """The median of an iteration that has one before and one after it: the ends have no drafts."""
-    return statistics.median(counts[1:-1] or counts)

@@ -97,11 +97,6 @@ class ArmCurves:
         """Iterations of some run seeds to a target gain; None where one never gets there."""
         return [reached_at(self.curves[one].iterations, self.gains(one), target) for one in run_seeds]
 
-    def gains_at(self, iterations: float) -> list[float]:
-        """Each run seed's gain over the untouched model after so many iterations, interpolated."""
-        fits = [rising_fit(curve.iterations, self.gains(seed)) for seed, curve in self.curves.items()]
-        return [float(np.interp(iterations, places, means)) for places, means in fits]
-
     def iteration_s(self, *fleets: Fleet) -> float:
         """Modelled seconds of an iteration on that of some fleets on which it takes least: a median.
 
@@ -160,34 +155,22 @@ def arm_curves(
     }
 
 
-@dataclass(frozen=True)
-class Way:
-    """An arm, and what is counted of it.
-
-    Attributes:
-        arm: of the curves.
-        unit: what one iteration is: 1, seconds, dollars or samples.
-    """
-
-    arm: ArmCurves
-    unit: float
-
-
-def ratio(slow: Way, fast: Way, target: float) -> dict[str, Any]:
-    """The slower way over the faster one, with its interval.
+def ratio(slow: ArmCurves, fast: ArmCurves, units: tuple[float, float], target: float) -> dict[str, Any]:
+    """What the slower arm takes over what the faster one does, with its interval.
 
     Args:
-        slow: the way to compare with.
-        fast: the way that is to take less.
+        slow: the arm to compare with.
+        fast: the arm that is to take less.
+        units: what one iteration of each is: 1, seconds, dollars or samples.
         target: a gain; where it is none, there is no ratio.
     """
-    run_seeds = sorted(slow.arm.curves.keys() & fast.arm.curves.keys())
+    run_seeds = sorted(slow.curves.keys() & fast.curves.keys())
     if not run_seeds or target <= 0:
         return {"low": None, "median": None, "high": None, "run_seeds": len(run_seeds)}
-    slow_at, fast_at = (way.arm.reached(target, run_seeds) for way in (slow, fast))
-    ends = [slow.arm.curves[one].iterations[-1] for one in run_seeds]
-    theirs = [slow.unit * (end if at is None else at) for at, end in zip(slow_at, ends, strict=True)]
-    ours = [fast.unit * (math.inf if at is None else at) for at in fast_at]
+    slow_at, fast_at = (arm.reached(target, run_seeds) for arm in (slow, fast))
+    ends = [slow.curves[one].iterations[-1] for one in run_seeds]
+    theirs = [units[0] * (end if at is None else at) for at, end in zip(slow_at, ends, strict=True)]
+    ours = [units[1] * (math.inf if at is None else at) for at in fast_at]
     return {
         **ratio_of_medians(theirs, ours),
         "run_seeds": len(run_seeds),
@@ -226,8 +209,7 @@ def time_ratio_75(none: ArmCurves, arm: ArmCurves, *fleets: Fleet) -> dict[str, 
         arm: the other one.
         fleets: each arm is on that of them on which it takes less time.
     """
-    slow, fast = (Way(each, each.iteration_s(*fleets)) for each in (none, arm))
-    return ratio(slow, fast, none.targets()[75])
+    return ratio(none, arm, (none.iteration_s(*fleets), arm.iteration_s(*fleets)), none.targets()[75])
 
 
 def summarise(
@@ -269,7 +251,16 @@ def summarise(
         "prices": {"device": DEVICE, "zone": ZONE},
         "fleet": {"reserved": MIXED.reserved, "spot": MIXED.spot, "scorers": MIXED.scorers},
         "arms": {name: _arm_figures(arm, none.targets()) for name, arm in arms.items()},
-        "guarded": {name: _guarded_figures(some) for name, some in guarded.items()},
+        # Exact matches, and how far images have changed since before training, by run seed.
+        "guarded": {
+            name: {
+                "run_seeds": len(some),
+                "first_exact": [round(c.exact[0], 4) for c in some],
+                "final_exact": [round(end_of(c.exact), 4) for c in some],
+                **_image_figures(some),
+            }
+            for name, some in guarded.items()
+        },
     }
 
 
@@ -294,7 +285,7 @@ def _exploration(none: ArmCurves, arm: ArmCurves, arms: Mapping[str, ArmCurves])
     }
     for share, target in targets.items():
         for name, unit in counts.items():
-            figures[f"{name}_ratio_{share}"] = ratio(Way(none, unit(none)), Way(arm, unit(arm)), target)
+            figures[f"{name}_ratio_{share}"] = ratio(none, arm, (unit(none), unit(arm)), target)
     public = {
         f"{share:.0%}": time_ratio_75(
             replace(none, costs=public_costs(share)), replace(arm, costs=public_costs(share)), MIXED
@@ -322,8 +313,8 @@ def _all_train(none: ArmCurves, arm: ArmCurves) -> dict[str, Any]:
     figures: dict[str, Any] = {"best": arm.name, "against": none.name}
     for share, target in none.targets().items():
         for name, factor in (("time", 1.0), ("dollar", usd)):
-            slow, fast = (Way(each, factor * each.iteration_s(*either)) for each in (none, arm))
-            figures[f"{name}_ratio_{share}"] = ratio(slow, fast, target)
+            units = factor * none.iteration_s(*either), factor * arm.iteration_s(*either)
+            figures[f"{name}_ratio_{share}"] = ratio(none, arm, units, target)
     return figures
 
 
@@ -354,23 +345,19 @@ def gains_at_equal(
     """
     arms = [none, *others]
     most = min(min(c.iterations[-1] for c in arm.curves.values()) * unit(arm) for arm in arms)
-    gains = {arm.name: arm.gains_at(most / unit(arm)) for arm in arms}
-    return {
-        "amount": round(most, 3),
-        **{
-            name: {
-                "interquartile_mean": round(float(scipy.stats.trim_mean(values, 0.25)), 4),
-                "all": [round(value, 4) for value in values],
-                "probability_of_improvement": round(_improves(values, gains[none.name]), 3),
-            }
-            for name, values in gains.items()
-        },
-    }
-
-
-def _improves(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    pairs = [(a > b) + 0.5 * (a == b) for a in ours for b in theirs]
-    return statistics.fmean(pairs)
+    figures: dict[str, Any] = {"amount": round(most, 3)}
+    theirs: list[float] = []
+    for arm in arms:  # the one without exploration first
+        fits = [rising_fit(curve.iterations, arm.gains(seed)) for seed, curve in arm.curves.items()]
+        ours = [float(np.interp(most / unit(arm), places, means)) for places, means in fits]
+        theirs = theirs or ours
+        better = statistics.fmean((a > b) + 0.5 * (a == b) for a in ours for b in theirs)
+        figures[arm.name] = {
+            "interquartile_mean": round(float(scipy.stats.trim_mean(ours, 0.25)), 4),
+            "all": [round(value, 4) for value in ours],
+            "probability_of_improvement": round(better, 3),
+        }
+    return figures
 
 
 def _against_on_demand(
@@ -382,15 +369,14 @@ def _against_on_demand(
     """
     if (baseline := arms.get(BASELINE)) is None:
         return {}
-    theirs = Way(baseline, baseline.iteration_s(ON_DEMAND) * _usd_per_s(ON_DEMAND))
-    usd = _usd_per_s(MIXED)
-    found = {
-        name: {
-            f"dollar_ratio_{share}": ratio(theirs, Way(arm, arm.iteration_s(MIXED, ALL_TRAIN) * usd), target)
+    baseline_usd = baseline.iteration_s(ON_DEMAND) * _usd_per_s(ON_DEMAND)
+    found: dict[str, dict[str, Any]] = {}
+    for name, arm in arms.items():
+        units = baseline_usd, arm.iteration_s(MIXED, ALL_TRAIN) * _usd_per_s(MIXED)
+        found[name] = {
+            f"dollar_ratio_{share}": ratio(baseline, arm, units, target)
             for share, target in baseline.targets().items()
         }
-        for name, arm in arms.items()
-    }
     best = max((arm.name for _, arm in pairs), key=lambda name: found[name]["dollar_ratio_75"]["median"] or 0)
     return {"best": best, "against": baseline.name, **found[best], "by_arm": found}
 
@@ -430,16 +416,6 @@ def _arm_figures(arm: ArmCurves, targets: Mapping[int, float]) -> dict[str, Any]
             }
             for c in curves
         ],
-    }
-
-
-def _guarded_figures(curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return exact matches and how far images have changed since before training, by run seed."""
-    return {
-        "run_seeds": len(curves),
-        "first_exact": [round(c.exact[0], 4) for c in curves],
-        "final_exact": [round(end_of(c.exact), 4) for c in curves],
-        **_image_figures(curves),
     }
 
 

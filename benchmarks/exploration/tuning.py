@@ -47,27 +47,23 @@ class Tuned:
     figures: Mapping[str, Any]
 
 
-def tried(task: str) -> list[tuple[str, Recipe]]:
-    """Every arm of a task with every recipe of its objective."""
-    return [(arm, recipe) for arm in arms_of(task) for recipe in recipes_of(task, arm)]
-
-
 def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[tuple[str, Recipe], CurveWanted]:
-    """The curves that settings of a task are chosen by."""
+    """The curves that settings of a task are chosen by: every arm with every recipe of its objective."""
     wanted = {}
-    for arm, recipe in tried(task):
-        config = arm_config(task, arm, TUNING_SEED, recipe, prompts)
-        # Their prompts are files in the home, and follow from the training ones.
-        identity = config.model_copy(update={"prompts": PromptsConfig()})
+    for arm in arms_of(task):
         times = ARMS[arm].every
         length, every = times * TUNING_ITERATIONS[ARMS[arm].objective], times * TUNING_EVERY
-        name = curve_name(arm, identity, "tuning", length, every)
-        wanted[arm, recipe] = CurveWanted(name, config, length, every)
+        for recipe in recipes_of(task, arm):
+            config = arm_config(task, arm, TUNING_SEED, recipe, prompts)
+            # Their prompts are files in the home, and follow from the training ones.
+            identity = config.model_copy(update={"prompts": PromptsConfig()})
+            name = curve_name(arm, identity, "tuning", length, every)
+            wanted[arm, recipe] = CurveWanted(name, config, length, every)
     return wanted
 
 
 def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
-    """Recipes and arms from the curves of `tried`; an arm that lacks one is not tuned."""
+    """Recipes and arms from the curves of `tuning_curves`; an arm that lacks one is not tuned."""
     recipes, gains, best = {}, {}, {}
     for name in ARMS:
         tried_with = recipes_of(task, name)

@@ -120,7 +120,11 @@ class HostNetwork:
             HostError: if namespaces are not permitted.
         """
         host = Host(name, len(self.hosts) + 1, self._switch, link)
-        host.set_clock(clock_s)
+        # Namespaces have no wall clock of their own: that of programs in Python is changed, also where they
+        # are started later; that of Ray's own processes is not.
+        folder = host.files / _CLOCK.relative_to("/tmp")
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(_SET_CLOCK.format(ahead_s=clock_s))
         self.hosts.append(host)
         return host
 
@@ -141,25 +145,22 @@ class Host:
         self._disk = os.open(top / "tmp", os.O_PATH | os.O_DIRECTORY)
         self._link = None if link is None else link.start(switch.inside(["--net"]), self._port)
         try:
-            self._connect_ends()
+            if self._link is None:
+                end = ["peer", "name", "eth0", "netns", str(self._own.pid)]
+                self._on_switch("link", "add", self._port, "type", "veth", *end)
+            else:
+                far = ["link", "set", self._link.far_end, "netns", str(self._own.pid), "name", "eth0"]
+                self._on_switch(*far)
+            self.connect()
+            self._on_switch("link", "set", self._port, "up")
+            inside = self._own.inside(["--net"])
+            _done([*inside, "ip", "address", "add", f"{self.address}/24", "dev", "eth0"])
+            _done([*inside, "ip", "link", "set", "eth0", "up"])
+            # Nothing answers there; programs find their own address by the way to the internet.
+            _done([*inside, "ip", "route", "add", "default", "via", f"{_NETWORK}.254"])
         except HostError:
             self.close()
             raise
-
-    def _connect_ends(self) -> None:
-        if self._link is None:
-            end = ["peer", "name", "eth0", "netns", str(self._own.pid)]
-            self._on_switch("link", "add", self._port, "type", "veth", *end)
-        else:
-            far = ["link", "set", self._link.far_end, "netns", str(self._own.pid), "name", "eth0"]
-            self._on_switch(*far)
-        self.connect()
-        self._on_switch("link", "set", self._port, "up")
-        inside = self._own.inside(["--net"])
-        _done([*inside, "ip", "address", "add", f"{self.address}/24", "dev", "eth0"])
-        _done([*inside, "ip", "link", "set", "eth0", "up"])
-        # Nothing answers there; programs find their own address by the way to the internet.
-        _done([*inside, "ip", "route", "add", "default", "via", f"{_NETWORK}.254"])
 
     @property
     def files(self) -> Path:
@@ -187,15 +188,6 @@ class Host:
             [*inside, "env", "-i", "-C", str(ROOT), *values, *command],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-
-    def set_clock(self, ahead_s: float) -> None:
-        """Set the wall clock of programs in Python that are started from now on.
-
-        Namespaces have no wall clock of their own: Python's is changed, that of Ray's own processes is not.
-        """
-        folder = self.files / _CLOCK.relative_to("/tmp")
-        folder.mkdir(exist_ok=True)
-        (folder / "sitecustomize.py").write_text(_SET_CLOCK.format(ahead_s=ahead_s))
 
     def disconnect(self) -> None:
         """Drop all that it sends and all that is sent to it; both sides hear nothing of it."""

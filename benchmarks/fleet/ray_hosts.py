@@ -48,7 +48,13 @@ class RayHosts:
         self.head = network.add("head")
         self.address = f"{self.head.address}:{PORT}"
         as_head = ["--head", "--port", str(PORT), "--include-dashboard=false"]
-        self._start(self.head, _health_checks(answer_s), as_head, 0)
+        health_checks = {  # which the head alone reads: three times no answer, with breaks between
+            "RAY_health_check_initial_delay_ms": "1000",
+            "RAY_health_check_period_ms": f"{1000 * answer_s / 8:.0f}",
+            "RAY_health_check_timeout_ms": f"{1000 * answer_s / 4:.0f}",
+            "RAY_health_check_failure_threshold": "3",
+        }
+        self._start(self.head, health_checks, as_head, 0)
         self.await_started(self.head)
         self._reserved = self._join("reserved", "on-demand", 2)
         self.await_started(self._reserved)
@@ -108,13 +114,3 @@ class RayHosts:
         ]  # fmt: skip
         with (host.files / "ray-start.log").open("wb") as output:
             host.start(["sh", "-c", _AGAIN, "sh", *command], self._environment | environment, output)
-
-
-def _health_checks(answer_s: float) -> dict[str, str]:
-    """Ray's settings, which the head alone reads: three times no answer, with breaks between."""
-    return {
-        "RAY_health_check_initial_delay_ms": "1000",
-        "RAY_health_check_period_ms": f"{1000 * answer_s / 8:.0f}",
-        "RAY_health_check_timeout_ms": f"{1000 * answer_s / 4:.0f}",
-        "RAY_health_check_failure_threshold": "3",
-    }

@@ -50,11 +50,6 @@ class Change:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def is_named(self, said: dict[str, Any]) -> bool:
-        """Return True if the comparison says so and names no other cause."""
-        causes = {(one["kind"], one["what"]) for one in said["differences"] if one["kind"] != "result"}
-        return said["verdict"] == self.verdict and causes == set(self.causes)
-
 
 class RecordedRuns:
     """A home, its server, and commands in processes of their own."""
@@ -99,17 +94,6 @@ class RecordedRuns:
         return done.stdout
 
 
-def planted(runs: RecordedRuns) -> list[Change]:
-    """What is changed, one thing at a time."""
-    version = runs.other_version("rapidocr", "99.1.0")
-    prompt = (("data", "training prompt 1"), ("data", "SHA-256 of prompts.train"))
-    return [
-        Change("seed", (("configuration", "seed"),), "drifted", ("--set", "seed=1")),
-        Change("version", (("versions", "rapidocr"),), "identical", environment=version),
-        Change("prompt", prompt, "drifted"),
-    ]
-
-
 def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
     """Record, repeat, plant."""
     runs.record("recorded")
@@ -118,13 +102,20 @@ def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
         said = runs.again("recorded", f"again-{number}")
         identical += said["verdict"] == "identical" and not said["differences"]
         print(f"again {number}: {said['message']}", flush=True)
+    version = runs.other_version("rapidocr", "99.1.0")
+    prompt = (("data", "training prompt 1"), ("data", "SHA-256 of prompts.train"))
+    changes = [
+        Change("seed", (("configuration", "seed"),), "drifted", ("--set", "seed=1")),
+        Change("version", (("versions", "rapidocr"),), "identical", environment=version),
+        Change("prompt", prompt, "drifted"),
+    ]
     named: list[str] = []
-    changes = planted(runs)
     for change in changes:
         if change.name == "prompt":
             runs.write_prompts(("ECA", *_WORDS[1:]))
         said = runs.again("recorded", f"other-{change.name}", change)
-        if change.is_named(said):
+        causes = {(one["kind"], one["what"]) for one in said["differences"] if one["kind"] != "result"}
+        if said["verdict"] == change.verdict and causes == set(change.causes):
             named.append(change.name)
         print(f"other {change.name}: {said['verdict']}: {said['message']}", flush=True)
     return {"reruns": reruns, "identical": identical, "planted": len(changes), "named": named}

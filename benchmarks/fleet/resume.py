@@ -26,11 +26,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.commands import SHORT, sets
+from benchmarks.commands import SHORT, final_state, sets
 from benchmarks.report import finish, options
 from flows.server.local_server import SERVER_MODULE
 from storage.home import HOME_VARIABLE, Home
-from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 
 ITERATIONS = 4
@@ -88,12 +87,6 @@ def start(
         [sys.executable, "-m", "benchmarks.announced_run", command, *arguments, *options],
         env=os.environ | {HOME_VARIABLE: str(home)}, stdout=subprocess.PIPE, stderr=errors, text=True,
     )  # fmt: skip
-
-
-def state_of(home: Path, run_id: str) -> dict[str, bytes]:
-    """Weights, moving average and optimiser of a run's last checkpoint."""
-    checkpoint = CheckpointStore(Home(home).run(run_id)).load_latest()
-    return checkpoint.blobs if checkpoint is not None and checkpoint.iteration == ITERATIONS else {}
 
 
 def find(victim: str, driver: subprocess.Popen[str]) -> int:
@@ -164,7 +157,7 @@ def main() -> None:
         home = Path(folder)
         undisturbed = start(home, "undisturbed", "train")
         undisturbed.communicate()
-        expected = state_of(home, "undisturbed")
+        expected = final_state(home, "undisturbed")
         if undisturbed.returncode != 0 or not expected:
             raise SystemExit("the undisturbed run failed; see `spotlight doctor`")
         identical = 0
@@ -173,7 +166,7 @@ def main() -> None:
             run_id = f"killed-{number}"
             outcomes.append(disturb(home, (kill,), run_id))
             finished = RunStore(Home(home)).run(run_id).status == "finished"
-            same = finished and state_of(home, run_id) == expected
+            same = finished and final_state(home, run_id) == expected
             identical += same
             print(f"{kill}: {outcomes[-1]}, identical: {same}", flush=True)
     figures = {

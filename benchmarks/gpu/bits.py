@@ -30,7 +30,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 
 NOISE_DIGEST = "01cd7f3319ecc8bbe1fc6ab353baf48b"
-"""Of `noise_digest`, as every machine has it."""
+"""A checksum of the normal numbers in `noise`, as every machine has it."""
 
 _WORDS = 1 << 16
 _MODEL = "embedded:glyphs"
@@ -72,17 +72,10 @@ def noise(device: torch.device) -> Figures:
     counter = torch.arange(_WORDS, dtype=torch.int64)[:, None].expand(-1, 4) * 40503 % (1 << 32)
     key = counter[:, :2] ^ 0x9E3779B9
     here, there = philox4x32(counter, key), philox4x32(counter.to(device), key.to(device))
-    return {
-        "words_equal": torch.equal(here, there.cpu()),
-        "numbers_equal": noise_digest(device) == NOISE_DIGEST,
-    }
-
-
-def noise_digest(device: torch.device) -> str:
-    """A checksum of normal numbers, once they were on the device."""
     streams = [NoiseStream(7, iteration, 3, seed) for iteration in range(4) for seed in range(4)]
     numbers = normal(streams, Purpose.SDE, 5, (4096, 4)).to(device).cpu().numpy()
-    return hashlib.blake2b(numbers.tobytes(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(numbers.tobytes(), digest_size=16).hexdigest()
+    return {"words_equal": torch.equal(here, there.cpu()), "numbers_equal": digest == NOISE_DIGEST}
 
 
 def samples(device: torch.device, dtype: torch.dtype) -> Figures:

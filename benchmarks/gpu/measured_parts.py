@@ -44,13 +44,27 @@ class MeasuredParts:
 
     def take(self, name: str, work: Callable[[], Figures]) -> Figures:
         """Measure; what went wrong is the result too: `out_of_memory`, `failed` or `skipped`, in words."""
-        passed_s = self._clock() - self._began
+        passed_s, cuda = self._clock() - self._began, self._device.type == "cuda"
         if passed_s >= self._budget_s:
-            figures: Figures = {
-                "skipped": f"the budget of {self._budget_s:g} s was spent after {passed_s:.0f} s"
-            }
+            said = f"the budget of {self._budget_s:g} s was spent after {passed_s:.0f} s"
+            figures: Figures = {"skipped": said}
         else:
-            figures = self._tried(work)
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(self._device)
+            began = self._clock()
+            try:
+                figures = work()
+            except torch.OutOfMemoryError as error:
+                figures = {"out_of_memory": _first_line(error)}
+            except Exception as error:  # noqa: BLE001  (kernels and compilers raise whatever they like)
+                figures = {"failed": f"{type(error).__name__}: {_first_line(error)}"}
+            figures["measuring_s"] = round(self._clock() - began, 3)
+            if cuda:
+                figures["peak_gib"] = round(torch.cuda.max_memory_allocated(self._device) / 2**30, 2)
+            # What the measurement has left lies in cycles, and in the allocator's own store.
+            gc.collect()
+            if cuda:
+                torch.cuda.empty_cache()
         self.found[name] = figures
         self._flush(self.found)
         return figures
@@ -69,27 +83,6 @@ class MeasuredParts:
         }
         if failed:
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
-
-    def _tried(self, work: Callable[[], Figures]) -> Figures:
-        cuda = self._device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        began = self._clock()
-        figures: Figures
-        try:
-            figures = work()
-        except torch.OutOfMemoryError as error:
-            figures = {"out_of_memory": _first_line(error)}
-        except Exception as error:  # noqa: BLE001  (kernels and compilers raise whatever they like)
-            figures = {"failed": f"{type(error).__name__}: {_first_line(error)}"}
-        figures["measuring_s"] = round(self._clock() - began, 3)
-        if cuda:
-            figures["peak_gib"] = round(torch.cuda.max_memory_allocated(self._device) / 2**30, 2)
-        # What the measurement has left lies in cycles, and in the allocator's own store.
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
-        return figures
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5, warmups: int = 1) -> float:

@@ -112,6 +112,7 @@ def _rate(device: torch.device, edge: int, product: Callable[[], torch.Tensor]) 
 
 def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
     """The wanted figures, None where they were not found, and the times of steps by size and batch."""
+    equal = [value for name, value in found.get("samples_512", {}).items() if name.endswith("_equal")]
 
     def figure(part: str, name: str) -> Any:
         return found.get(part, {}).get(name)
@@ -126,7 +127,7 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
         "train_512_hardware_utilisation": figure("train_512", "hardware_utilisation"),
         "rollout_512_compiled_mfu": figure("rollout_512_compiled", "mfu"),
         "train_512_compiled_mfu": figure("train_512_compiled", "mfu"),
-        "samples_512_equal": _all_equal(found.get("samples_512", {})),
+        "samples_512_equal": all(equal) if equal else None,
         "step_1280_mfu": figure("step_1280_b1", "mfu"),
         "rollout_vs_diffusers": figure("beside_diffusers_512", "ratio_low"),
         "images_per_s": figure("rollout_512", "images_per_s"),
@@ -151,11 +152,6 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
 
 def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part]:
     return [(f"step_{size}_b{batch}", partial(model.step, size, batch)) for batch in batches]
-
-
-def _all_equal(figures: Figures) -> bool | None:
-    equal = [value for name, value in figures.items() if name.endswith("_equal")]
-    return all(equal) if equal else None
 
 
 def _begun(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
 
-from benchmarks.gpu.plan import Plan, TransformerShape
+from benchmarks.gpu.plan import Plan
 from gpu_runtime.models.families.qwen_image import QwenImageModel
 from gpu_runtime.models.files.pipeline_parts import Parts
 from gpu_runtime.models.protocol import Conditioning
@@ -26,35 +26,28 @@ _SCHEDULE: dict[str, Any] = {
 """Qwen-Image's own."""
 
 
-def build_transformer(
-    shape: TransformerShape, device: torch.device, dtype: torch.dtype, seed: int = 0
-) -> Any:
-    """A transformer made on the device itself: the host need not hold 41 GB."""
+def build_parts(plan: Plan, device: torch.device) -> Parts:
+    """All parts but the text encoder, made on the device itself: the host need not hold 41 GB."""
+    with torch.device(device):
+        vae: Any = AutoencoderKLQwenImage(**plan.vae)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(plan.dtype)
     try:
         # Its rotary tables are no parameters, so building it on `meta` first would lose them.
         with torch.device(device):
-            transformer: Any = QwenImageTransformer2DModel(**shape.arguments())
+            transformer: Any = QwenImageTransformer2DModel(**plan.shape.arguments())
     finally:
         torch.set_default_dtype(before)
-    draw = torch.Generator(device).manual_seed(seed)
+    draw = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for name, weight in transformer.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(0, _DEVIATION, generator=draw)
             elif name.endswith("bias"):
                 weight.zero_()
-    return transformer.eval().requires_grad_(False)
-
-
-def build_parts(plan: Plan, device: torch.device) -> Parts:
-    """All parts but the text encoder, on the device."""
-    with torch.device(device):
-        vae: Any = AutoencoderKLQwenImage(**plan.vae)
-    transformer = build_transformer(plan.shape, device, plan.dtype)
-    scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
-    return Parts(transformer, vae.eval().requires_grad_(False), scheduler, {}, {})
+    for network in (transformer, vae):
+        network.eval().requires_grad_(False)
+    return Parts(transformer, vae, FlowMatchEulerDiscreteScheduler(**_SCHEDULE), {}, {})
 
 
 class SizedQwen(QwenImageModel):

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -90,7 +90,8 @@ def run_stage(
                 message = ours.recv()
             except (EOFError, OSError):  # the process is gone
                 break
-            _take(found, message)
+            found["figures"].update(message.get("figures", {}))
+            found.update({name: message[name] for name in ("status", "error") if name in message})
             found["seconds"] = round(time.monotonic() - began, 1)
             flush(found)
             if found["status"] != "cut":
@@ -104,11 +105,6 @@ def run_stage(
         found |= {"status": "failed", "error": f"ended by signal or exit {process.exitcode}"}
     flush(found)
     return found
-
-
-def _take(found: Figures, message: Mapping[str, Any]) -> None:
-    found["figures"].update(message.get("figures", {}))
-    found.update({name: message[name] for name in ("status", "error") if name in message})
 
 
 def _end(process: Any) -> None:
@@ -131,36 +127,28 @@ def _in_child(stage: Stage, setting: Setting, theirs: Connection, fault: Fault |
         nonlocal reported
         theirs.send({"figures": figures})
         reported += 1
-        if fault is not None and reported == 1:
-            _do(fault)
+        if fault is None or reported != 1:
+            return
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang":
+            time.sleep(3600)
+        raise RuntimeError("a planted fault")
 
-    # What is left for the end of the process itself, and for the next stage's start.
-    setting = replace(setting, limit_s=0.95 * setting.limit_s)
     try:
-        _prepare(setting)
-        stage.work(setting, report)
+        import torch
+        import torch._dynamo
+
+        from gpu_runtime.models.loading import prepare_gpu
+
+        # One thread, as workers have; on a GPU, the settings that they choose.
+        torch.set_num_threads(1)
+        if setting.device == "cuda":
+            prepare_gpu()
+        # A rehearsal traces Qwen-Image's blocks alone: to compile those of all parts on a CPU takes minutes.
+        torch._dynamo.config.disable = setting.tiny
+        # The rest is for the end of the process itself, and for the next stage's start.
+        stage.work(replace(setting, limit_s=0.95 * setting.limit_s), report)
         theirs.send({"status": "done"})
     except BaseException:  # noqa: BLE001 - whatever ends a stage is its result
         theirs.send({"status": "failed", "error": traceback.format_exc()[-4000:]})
-
-
-def _prepare(setting: Setting) -> None:
-    """One thread, as workers have; on a GPU, the settings that they choose."""
-    import torch
-    import torch._dynamo
-
-    from gpu_runtime.models.loading import prepare_gpu
-
-    torch.set_num_threads(1)
-    if setting.device == "cuda":
-        prepare_gpu()
-    # A rehearsal traces Qwen-Image's blocks alone: to compile those of all parts on a CPU takes minutes.
-    torch._dynamo.config.disable = setting.tiny
-
-
-def _do(fault: Fault) -> None:
-    if fault == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "hang":
-        time.sleep(3600)
-    raise RuntimeError("a planted fault")

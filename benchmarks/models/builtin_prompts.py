@@ -20,24 +20,8 @@ from gpu_runtime.prompt_sets.geneval import as_lines, official_rows, training_ro
 from gpu_runtime.prompt_sets.signs import sign_lines
 from storage.prompts.files import BUILTIN_FOLDER
 
-GLYPHS_TRAIN = 1024
-GLYPHS_EVALUATE = 128
-MOVING_SHAPES_TRAIN = 320
-MOVING_SHAPES_EVALUATE = 96
-SHAPES_TRAIN_PER_TAG = 48
-SHAPES_EVALUATE_PER_TAG = 24
-GENEVAL_TRAIN = 1700
-SIGNS_TRAIN = 1024
-SIGNS_EVALUATE = 128
-EDITS_TRAIN_PER_TAG = 192
-EDITS_EVALUATE_PER_TAG = 64
 BINDING = "color_attr"
 """Attribute binding: two objects, each of its colour; the tag that `embedded:shapes` fails most."""
-
-BINDING_TRAIN = 320
-BINDING_EVALUATE = 96
-"""Prompts of attribute binding alone: what a model is post-trained on that is good at all else. No two
-objects of a held-out prompt are together in a training prompt, in any order; few more prompts are left."""
 
 
 def text_lines(task: EmbeddedTask, count: int, *, held_out: bool, seed: int) -> list[str]:
@@ -95,31 +79,29 @@ def edit_lines(per_tag: int, *, held_out: bool, seed: int) -> list[str]:
 
 def built_in_files() -> dict[str, str]:
     """Return the content of every built-in prompt file by its name."""
-    shapes = shape_lines(SHAPES_EVALUATE_PER_TAG, held_out=True, seed=4)
-    binding = shape_lines(BINDING_EVALUATE, held_out=True, seed=6, tags=[BINDING])
+    shapes = shape_lines(24, held_out=True, seed=4)
+    # Attribute binding alone: what a model is post-trained on that is good at all else. No two objects of a
+    # held-out prompt are together in a training prompt, in any order; few more prompts are left.
+    binding = shape_lines(96, held_out=True, seed=6, tags=[BINDING])
     files = {
-        "glyphs-train.txt": text_lines(GlyphsTask(), GLYPHS_TRAIN, held_out=False, seed=1),
-        "glyphs-evaluate.txt": text_lines(GlyphsTask(), GLYPHS_EVALUATE, held_out=True, seed=2),
-        "moving-shapes-train.txt": text_lines(
-            MovingShapesTask(), MOVING_SHAPES_TRAIN, held_out=False, seed=11
-        ),
-        "moving-shapes-evaluate.txt": text_lines(
-            MovingShapesTask(), MOVING_SHAPES_EVALUATE, held_out=True, seed=12
-        ),
-        "shapes-train.jsonl": shape_lines(SHAPES_TRAIN_PER_TAG, held_out=False, seed=3, apart_from=shapes),
+        "glyphs-train.txt": text_lines(GlyphsTask(), 1024, held_out=False, seed=1),
+        "glyphs-evaluate.txt": text_lines(GlyphsTask(), 128, held_out=True, seed=2),
+        "moving-shapes-train.txt": text_lines(MovingShapesTask(), 320, held_out=False, seed=11),
+        "moving-shapes-evaluate.txt": text_lines(MovingShapesTask(), 96, held_out=True, seed=12),
+        "shapes-train.jsonl": shape_lines(48, held_out=False, seed=3, apart_from=shapes),
         "shapes-evaluate.jsonl": shapes,
         "shapes-binding-train.jsonl": shape_lines(
-            BINDING_TRAIN, held_out=False, seed=5, tags=[BINDING], apart_from=binding
+            320, held_out=False, seed=5, tags=[BINDING], apart_from=binding
         ),
         "shapes-binding-evaluate.jsonl": binding,
-        "edits-train.jsonl": edit_lines(EDITS_TRAIN_PER_TAG, held_out=False, seed=9),
-        "edits-evaluate.jsonl": edit_lines(EDITS_EVALUATE_PER_TAG, held_out=True, seed=10),
-        "signs-train.txt": sign_lines(SIGNS_TRAIN, held_out=False, seed=7),
-        "signs-evaluate.txt": sign_lines(SIGNS_EVALUATE, held_out=True, seed=8),
+        "edits-train.jsonl": edit_lines(192, held_out=False, seed=9),
+        "edits-evaluate.jsonl": edit_lines(64, held_out=True, seed=10),
+        "signs-train.txt": sign_lines(1024, held_out=False, seed=7),
+        "signs-evaluate.txt": sign_lines(128, held_out=True, seed=8),
     }
     return {
         "geneval-evaluate.jsonl": as_lines(official_rows()),
-        "geneval-train.jsonl": as_lines(training_rows(GENEVAL_TRAIN, 7)),
+        "geneval-train.jsonl": as_lines(training_rows(1700, 7)),
         **{name: "\n".join(lines) + "\n" for name, lines in files.items()},
     }
 

@@ -139,7 +139,9 @@ def attack(server: Target, marker: Path) -> list[Outcome]:
     for caller in CALLERS:
         headers = caller.headers(server.port)
         target = f"/deployments/{server.deployment}"
-        allowed = _preflight(server, target, headers)
+        asked = headers | {"Access-Control-Request-Method": "PATCH"}
+        answer = httpx.options(f"{server.url}/api{target}", headers=asked, timeout=_TIMEOUT_S)
+        allowed = answer.headers.get("access-control-allow-origin") in ("*", headers.get("Origin", "*"))
         found.append(Outcome("preflight of a PATCH", caller.name, "preflight", allowed))
         for what, method, path, content, aim, kind in (
             ("plain POST", "POST", "/variables/", {"name": "NAME", "value": "1"}, "write", "text/plain"),
@@ -160,7 +162,12 @@ def attack(server: Target, marker: Path) -> list[Outcome]:
                 aims[name] = (what, caller.name, aim)
         for protocol in ("prefect", None):
             name = f"attack-{secrets.token_hex(6)}"
-            _send_event(server, caller, protocol, name)
+            with (
+                suppress(OSError, websockets.WebSocketException),
+                _websocket(server, "/events/in", caller, protocol) as to,
+            ):
+                to.send(json.dumps(event(name)))
+                time.sleep(0.2)  # to be read before the end
             aims[name] = (f"event by websocket ({protocol})", caller.name, "write")
             received = _listen(server, caller, protocol)
             found.append(Outcome(f"listen by websocket ({protocol})", caller.name, "read", received))
@@ -181,12 +188,6 @@ def _request(url: str, method: str, headers: dict[str, str], body: bytes | None,
         return ""
 
 
-def _preflight(server: Target, path: str, headers: dict[str, str]) -> bool:
-    asked = headers | {"Access-Control-Request-Method": "PATCH"}
-    answer = httpx.options(f"{server.url}/api{path}", headers=asked, timeout=_TIMEOUT_S)
-    return answer.headers.get("access-control-allow-origin") in ("*", headers.get("Origin", "*"))
-
-
 def _connected(port: int, path: str, headers: dict[str, str], protocol: str | None = None) -> Connection:
     return connect(
         f"ws://{headers['Host']}{path}", sock=socket.create_connection(("127.0.0.1", port)),
@@ -203,15 +204,6 @@ def _websocket(server: Target, path: str, caller: Caller, protocol: str | None) 
             opened.send(json.dumps({"type": "auth", "token": None}))
             opened.recv(timeout=_TIMEOUT_S)
         yield opened
-
-
-def _send_event(server: Target, caller: Caller, protocol: str | None, name: str) -> None:
-    with (
-        suppress(OSError, websockets.WebSocketException),
-        _websocket(server, "/events/in", caller, protocol) as to,
-    ):
-        to.send(json.dumps(event(name)))
-        time.sleep(0.2)  # to be read before the end
 
 
 def _listen(server: Target, caller: Caller, protocol: str | None) -> bool:

@@ -93,7 +93,12 @@ def _write_run(store: RunStore, run_id: str, scale: Scale, config: RunConfig) ->
     for iteration in range(scale.iterations + 1):
         if iteration:
             record = explored(exploring(iteration_record(run_id, iteration, now, scale.samples)))
-            store.commit_iteration(_of_other_prompts(_on_devices(record, scale.devices)))
+            offset = 1000 * (iteration % _PROMPT_SETS)
+            own = {
+                name: [replace(one, prompt_id=one.prompt_id + offset) for one in getattr(record, name)]
+                for name in ("samples", "candidates", "sample_images")
+            }
+            store.commit_iteration(_on_devices(replace(record, **own), scale.devices))
             store.compact(run_id, iteration)
             now += ITERATION_S
         if iteration % scale.evaluate_every == 0:
@@ -103,16 +108,6 @@ def _write_run(store: RunStore, run_id: str, scale: Scale, config: RunConfig) ->
     store.compact(run_id)
     # What parts have replaced goes with the next run of the home, once no reader has it open.
     store.folder(run_id).sweep(stay_s=0)
-
-
-def _of_other_prompts(record: IterationRecord) -> IterationRecord:
-    offset = 1000 * (record.iteration % _PROMPT_SETS)
-    return replace(
-        record,
-        samples=[replace(one, prompt_id=one.prompt_id + offset) for one in record.samples],
-        candidates=[replace(one, prompt_id=one.prompt_id + offset) for one in record.candidates],
-        sample_images=[replace(one, prompt_id=one.prompt_id + offset) for one in record.sample_images],
-    )
 
 
 def _on_devices(record: Written, devices: int) -> Written:
@@ -125,7 +120,8 @@ def _on_devices(record: Written, devices: int) -> Written:
     spots = devices - _RESERVED
     for k in range(spots):
         # Losses strike the devices in turn; one that stands in for another has the number of its life.
-        before, after = (_name(k, (count + spots - 1 - k) // spots) for count in (losses_before, losses))
+        lives = [(count + spots - 1 - k) // spots for count in (losses_before, losses)]
+        before, after = (f"spot-{k}.{life}" if life else f"spot-{k}" for life in lives)
         lost_at = record.ended_at if before == after else record.started_at + 12.0
         intervals += [
             replace(i, worker=before, ended_at=min(i.ended_at, lost_at))
@@ -141,7 +137,3 @@ def _on_devices(record: Written, devices: int) -> Written:
         first = {i.worker: i for i in intervals}
         events = [DeviceEvent(i.worker, i.market, "joined", _BEGIN) for i in first.values()]
     return replace(record, intervals=intervals, device_events=events, paid_time=paid_for(intervals))
-
-
-def _name(spot: int, life: int) -> str:
-    return f"spot-{spot}.{life}" if life else f"spot-{spot}"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fleet.resume import start, state_of
+from benchmarks.commands import final_state
+from benchmarks.fleet.resume import start
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from storage.home import Home
 from storage.record.run_store import RunStore
@@ -74,4 +75,4 @@ def test_a_run_goes_on_on_another_cluster(shared_home: Path, undisturbed: dict[s
             said = again.communicate(timeout=LIMIT_S)[0]
     begun = [line for line in said.splitlines() if "BEGIN" in line]
     assert again.returncode == 0 and begun in (["BEGIN 1"], ["BEGIN 2"])
-    assert state_of(home, "joined") == undisturbed
+    assert final_state(home, "joined") == undisturbed

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.fleet.resume import Kill, disturb, find, start, state_of
+from benchmarks.commands import final_state
+from benchmarks.fleet.resume import Kill, disturb, find, start
 from flows.server.note import SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
@@ -71,14 +72,14 @@ def test_kills_while_seeds_are_explored_change_nothing(home):
     outcome = disturb(home, kills, "explored-killed", settings)
     assert (outcome.how, outcome.lost) == ("resumed", 0)
     assert outcome.redone <= 1
-    assert state_of(home, "explored-killed") == expected
+    assert final_state(home, "explored-killed") == expected
     assert RunStore(Home(home)).run("explored-killed").status == "finished"
     assert flow_states(home, "explored-killed") == ["CRASHED", "COMPLETED"]
 
 
 def assert_ended_as(undisturbed: dict[str, bytes], reference_home: Path, home: Path, run_id: str) -> None:
     """Its state, score and status are those of the run never killed."""
-    assert state_of(home, run_id) == undisturbed
+    assert final_state(home, run_id) == undisturbed
     row, reference = RunStore(Home(home)).run(run_id), RunStore(Home(reference_home)).run("undisturbed")
     assert row.status == "finished"
     assert row.summary["score_after"] == reference.summary["score_after"]
@@ -129,7 +130,7 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_rows_are_damaged(home
     output = again.communicate(timeout=900)[0]
     assert again.returncode == 0
     assert f"{damaged} is damaged and was renamed" in output
-    assert state_of(home, "ended") == undisturbed
+    assert final_state(home, "ended") == undisturbed
     assert store.run("ended").status == "finished"
     assert store.run("ended").summary["score_after"] == summary["score_after"]
     assert store.run("undisturbed").summary == summary
@@ -153,4 +154,4 @@ def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
     begun = [int(line.split()[1]) for line in again.stdout if line.startswith("BEGIN ")]
     assert again.wait() == 0
     assert begun[0] >= 2, "at most one iteration is done again"
-    assert state_of(home, "moved") == undisturbed
+    assert final_state(home, "moved") == undisturbed

@@ -19,8 +19,8 @@ from benchmarks.exploration.curve_store import CurveStore
 from benchmarks.exploration.exploration_auto import CASES, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
-from benchmarks.exploration.summary import ArmCurves, Way, gains_at_equal, ratio, summarise
-from benchmarks.exploration.tuning import TUNING_SEED, choose, tried, tuning_curves
+from benchmarks.exploration.summary import ArmCurves, gains_at_equal, ratio, summarise
+from benchmarks.exploration.tuning import TUNING_SEED, choose, tuning_curves
 from benchmarks.exploration.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
 from benchmarks.report import RESULTS
 from gpu_runtime.exploration.strategies.fresh import FRESH
@@ -164,15 +164,15 @@ def test_targets_are_shares_of_the_gain_that_the_arm_without_exploration_ends_wi
 def test_a_ratio_is_of_medians_and_counts_what_never_gets_there_against_the_faster():
     slow, fast = arm("plain", *[made(RISING)] * 3), arm("stale", *[made(QUICK)] * 3)
     # .1 more after 8 and after 4 iterations.
-    found = ratio(Way(slow, 2.0), Way(fast, 1.0), 0.1)
+    found = ratio(slow, fast, (2.0, 1.0), 0.1)
     assert (found["low"], found["median"], found["high"]) == (4.0, 4.0, 4.0)
     assert (found["unreached"], found["run_seeds"]) == ({"slow": 0, "fast": 0}, 3)
-    never = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.45)
+    never = ratio(slow, fast, (1.0, 1.0), 0.45)
     assert never["unreached"] == {"slow": 3, "fast": 3}
     assert (never["low"], never["median"], never["high"]) == (0.0, 0.0, 0.0)
     # Of the slower one alone: as if it got there at its end, 24; the fast one has .25 more at 10.
-    assert ratio(Way(slow, 1.0), Way(fast, 1.0), 0.25)["median"] == pytest.approx(24 / 10, abs=1e-3)
-    assert ratio(Way(slow, 1.0), Way(fast, 1.0), -0.01)["median"] is None, "nothing was gained"
+    assert ratio(slow, fast, (1.0, 1.0), 0.25)["median"] == pytest.approx(24 / 10, abs=1e-3)
+    assert ratio(slow, fast, (1.0, 1.0), -0.01)["median"] is None, "nothing was gained"
 
 
 def test_the_interval_is_a_bootstrap_over_the_run_seeds():
@@ -180,19 +180,19 @@ def test_the_interval_is_a_bootstrap_over_the_run_seeds():
     curves = [made([0.1, *[0.1] * late, 0.3]) for late in range(3)]
     fast, slow = arm("stale", *curves), arm("plain", *[made([0.1, 0.1, 0.1, 0.1, 0.3])] * 3)
     assert fast.reached(0.2 - 1e-9, [0, 1, 2]) == pytest.approx([4, 8, 12])
-    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.2 - 1e-9)
+    found = ratio(slow, fast, (1.0, 1.0), 0.2 - 1e-9)
     assert (found["low"], found["median"], found["high"]) == pytest.approx((16 / 12, 2, 4), abs=1e-3)
     # Drawn together: a run seed that is hard for both is no difference.
-    same = ratio(Way(fast, 1.0), Way(fast, 1.0), 0.1)
+    same = ratio(fast, fast, (1.0, 1.0), 0.1)
     assert (same["low"], same["median"], same["high"]) == (1.0, 1.0, 1.0)
 
 
 def test_arms_are_compared_at_common_run_seeds():
     slow = replace(arm("plain"), curves={0: made(RISING), 1: made([0.1] * 7)})
     fast = replace(arm("stale"), curves={0: made(RISING), 2: made(QUICK)})
-    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.15)
+    found = ratio(slow, fast, (1.0, 1.0), 0.15)
     assert (found["run_seeds"], found["median"]) == (1, 1.0)
-    assert ratio(Way(slow, 1.0), Way(replace(fast, curves={2: made(QUICK)}), 1.0), 0.15)["median"] is None
+    assert ratio(slow, replace(fast, curves={2: made(QUICK)}), (1.0, 1.0), 0.15)["median"] is None
 
 
 def test_gains_once_each_arm_has_taken_as_much_as_the_first_to_end():
@@ -304,7 +304,7 @@ def test_arms_differ_by_what_they_are_named_for(task):
 def tuning(late: dict[str, int], task: str = "ocr-graded"):
     """Curves of all that is tried; an arm's second recipe learns first, and some arms learn later."""
     curves = {}
-    for name, recipe in tried(task):
+    for name, recipe in tuning_curves(task):
         rate = 0.03 if recipe == RECIPES[ARMS[name].objective][1] else 0.02
         values = [0.1 + rate * max(0, step - late.get(name, 0)) for step in range(6)]
         curves[name, recipe] = made(values, every=2, drafts=48 if ARMS[name].plain else 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.environment import CODE_DIGESTS, DEVICES, PRESET, PURPOSE, REPEATED
 from storage.evaluations.figures import Estimate, over_seeds
-from storage.evaluations.reproductions import HeldOut, Reference, Verdict
+from storage.evaluations.reproductions import Reference, Verdict
 
 _DEVICE = ("machine", "processor", "accelerators", DEVICES)
 _DATA = "digest "
@@ -159,21 +159,18 @@ def _results(was: Reference, now: Reference) -> Iterator[Difference]:
             yield _difference("result", f"mean reward, first in iteration {iteration}", before, after)
             break
     for iteration in sorted(was.scores.keys() | now.scores.keys()):
-        yield from _scores(iteration, was.scores.get(iteration, []), now.scores.get(iteration, []))
+        before, after = was.scores.get(iteration, []), now.scores.get(iteration, [])
+        if before != after:
+            then = {(one.prompt_id, one.seed_index): one for one in before}
+            same = sum(then.get((one.prompt_id, one.seed_index)) == one for one in after)
+            others = max(len(before), len(after)) - same
+            what = f"held-out scores after iteration {iteration} ({others} images differ)"
+            means = (sum(one.score for one in some) / len(some) if some else None for some in (before, after))
+            yield _difference("result", what, *means)
     for name in sorted(was.digests.keys() | now.digests.keys()):
         before, after = was.digests.get(name, "none"), now.digests.get(name, "none")
         if before != after:
             yield _difference("result", f"SHA-256 of {name}", before[:12], after[:12])
-
-
-def _scores(iteration: int, was: list[HeldOut], now: list[HeldOut]) -> Iterator[Difference]:
-    if was == now:
-        return
-    then = {(one.prompt_id, one.seed_index): one for one in was}
-    same = sum(then.get((one.prompt_id, one.seed_index)) == one for one in now)
-    means = [sum(one.score for one in some) / len(some) if some else None for some in (was, now)]
-    what = f"held-out scores after iteration {iteration} ({max(len(was), len(now)) - same} images differ)"
-    yield _difference("result", what, *means)
 
 
 def _drifted(causes: list[Difference], results: list[Difference]) -> str:
@@ -193,15 +190,9 @@ def _name(difference: Difference) -> str:
 
 
 def _difference(kind: str, what: str, was: object, now: object) -> Difference:
-    before, after = _as_different_texts(was, now)
+    """Return a difference with both values as text; numbers get enough digits to show that they differ."""
+    before, after = str(was), str(now)
+    if isinstance(was, float) and isinstance(now, float):
+        shorter = ((f"{was:.{digits}g}", f"{now:.{digits}g}") for digits in (4, 8, 12))
+        before, after = next((pair for pair in shorter if pair[0] != pair[1]), (before, after))
     return {"kind": kind, "what": what, "was": before, "is": after}
-
-
-def _as_different_texts(before: Any, after: Any) -> tuple[str, str]:
-    """Return two values as text; numbers get enough digits to show that they differ."""
-    if isinstance(before, float) and isinstance(after, float):
-        for digits in (4, 8, 12):
-            short = f"{before:.{digits}g}", f"{after:.{digits}g}"
-            if short[0] != short[1]:
-                return short
-    return str(before), str(after)

@@ -60,7 +60,16 @@ def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run:
     answer = export_run(home, run_id, out or Path(name.rpartition("/")[2]))
     folder = Path(answer["out"])
     answer["bytes"] = sum((folder / file).stat().st_size for file in answer["files"])
-    return answer | ({"would_push": name} if dry_run else {"pushed": _push_folder(name, folder)})
+    if dry_run:
+        return answer | {"would_push": name}
+    from huggingface_hub import HfApi
+
+    with _asking_hub(name, f"{folder} is complete: {_ADVICE}, then run `hf upload {name} {folder}`"):
+        repository = HfApi().create_repo(name, exist_ok=True)
+        HfApi().upload_folder(  # in one commit
+            repo_id=repository.repo_id, folder_path=folder, commit_message="Upload an export of Spotlight"
+        )
+    return answer | {"pushed": str(repository)}
 
 
 def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
@@ -203,18 +212,6 @@ def _check_hub(name: str, uploads: bool) -> None:
         )
     with _asking_hub(name, _ADVICE):
         HfApi().whoami()
-
-
-def _push_folder(name: str, folder: Path) -> str:
-    """Upload a folder in one commit to a repository, creating it if missing; return its address."""
-    from huggingface_hub import HfApi
-
-    with _asking_hub(name, f"{folder} is complete: {_ADVICE}, then run `hf upload {name} {folder}`"):
-        repository = HfApi().create_repo(name, exist_ok=True)
-        HfApi().upload_folder(
-            repo_id=repository.repo_id, folder_path=folder, commit_message="Upload an export of Spotlight"
-        )
-    return str(repository)
 
 
 @contextmanager

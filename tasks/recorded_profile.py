@@ -189,7 +189,11 @@ def _steps_by_degree(
     columns = (work[name] for name in ("iteration", "samples", "rollout_device_s"))
     for iteration, samples, device_s in zip(*columns, strict=True):
         steps = -(-int(samples) // sampling.batch_size) * sampling.rollout_steps
-        spent = _by_degree(wanted, sharing, iteration, float(device_s))
+        spent = {1: float(device_s)}
+        if wanted != 1:
+            mine = sharing[(sharing["phase"] == "iteration") & (sharing["iteration"] == iteration)]
+            spent = {int(d): float(s) for d, s in zip(mine["degree"], mine["device_s"], strict=True)}
+            spent = {degree: spent_s for degree, spent_s in spent.items() if spent_s > _IN_PASSING * device_s}
         if not device_s or not spent:
             continue
         if len(spent) == 1 and not known:
@@ -201,15 +205,6 @@ def _steps_by_degree(
             for degree, step_s in known.items():
                 found[degree].append(step_s * alone)
     return dict(found)
-
-
-def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: float) -> dict[int, float]:
-    """Return the device time of an iteration's rollout by degree, without negligible shares."""
-    if wanted == 1:
-        return {1: device_s}
-    mine = sharing[(sharing["phase"] == "iteration") & (sharing["iteration"] == iteration)]
-    spent = {int(d): float(s) for d, s in zip(mine["degree"], mine["device_s"], strict=True)}
-    return {degree: spent_s for degree, spent_s in spent.items() if spent_s > _IN_PASSING * device_s}
 
 
 def _score_s(

@@ -74,17 +74,14 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
         no_price = str(error)
     reserved, times = config.runtime.reserved_workers, []
     for devices in [reserved] if isinstance(reserved, int) else _DEVICES:
-        hours = Spread(*(_hours(config, profile, devices, end) for end in (None, LowEnd(), HighEnd())))
+        batch, scorers = config.sampling.batch_size, config.runtime.scorer_workers
+        drawn = (profile.times(batch, scorers, devices, end) for end in (None, LowEnd(), HighEnd()))
+        ticks = (undisturbed(config, each, devices, dict.fromkeys(KINDS, 1)) for each in drawn)
+        hours = Spread(*(each / TICKS_PER_S / 3600 for each in ticks))
         usd = Spread(*(devices * usd_per_hour * each for each in (hours.median, hours.low, hours.high)))
         times.append((devices, hours, None if no_price else usd))
     memory = device_memory(config, model, keeps_reference(config.algorithm, config.evaluation))
     return RunSize(gpu, memory, times, profile, no_price)
-
-
-def _hours(config: RunConfig, profile: Profile, devices: int, chance: LowEnd | HighEnd | None) -> float:
-    """Return the hours of an undisturbed run on devices that work alone and all train."""
-    times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, devices, chance)
-    return undisturbed(config, times, devices, dict.fromkeys(KINDS, 1)) / TICKS_PER_S / 3600
 
 
 def needs_gpu(model: ModelConfig, runtime: RuntimeConfig) -> bool:

@@ -53,11 +53,6 @@ class WhatIf:
         return self.asked.config.model.key
 
     @property
-    def evidence(self) -> str:
-        """`counted` if times were counted from operations and bytes, `modelled` if steps were measured."""
-        return self.asked.profile.evidence_of_runs(self.asked.config.sequence_parallel.largest > 1)
-
-    @property
     def sharing(self) -> dict[str, int | str]:
         """How many devices share samples and form an instance, as text; empty if all work alone."""
         degrees = self.asked.config.sequence_parallel.by_kind
@@ -91,16 +86,17 @@ class WhatIf:
         asked, other = self.asked, other_learner(self.curves, self.model)
         config, offer, profile = asked.config, asked.offer, asked.profile
         even, worth = break_even_of(self.answers), self.exploration
+        evidence = profile.evidence_of_runs(config.sequence_parallel.largest > 1)
         return {
             "modelled": True,
-            "evidence": self.evidence,
+            "evidence": evidence,
             "answer": headline(self),
             "counted": profile.counted_ranges(config.sampling.batch_size),
             "counted_in_words": counted_in_words(self),
             "policies": [
                 {
                     **answer.to_json(),
-                    "evidence": self.evidence,
+                    "evidence": evidence,
                     "milestones": [
                         each.to_json() | {"other_learner": other} for each in self.milestones(answer)
                     ],

@@ -15,7 +15,6 @@ from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, Servin
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import TraceEvent
 from storage.errors import ConfigurationError
 from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 
@@ -144,26 +143,17 @@ class SimulatedFleet:
         self._free_places = list(range(plan.spot))  # a heap: the lowest are filled first
         self._wanted = plan.spot
         # Counted as devices change, so that a fleet of ten thousand is not searched at each event.
-        self._staying = 0  # spot devices without a notice
-        self._loading = 0
-        self._reserved_loading = 0
+        self.staying = 0
+        """Spot devices without a notice, those that load included."""
+        self.loading, self.reserved_loading = 0, 0
+        """Devices that are loading their model, and the reserved ones of them, for which a run waits."""
         for number in range(plan.reserved):
             self._add(f"reserved-{number}", "reserved", number, number < plan.trainers)
-        self._await_trace()
+        self._follow_trace(None)
 
     def __iter__(self) -> Iterator[SimulatedDevice]:
         """Iterate over the present devices in order of arrival."""
         return iter(self._devices.values())
-
-    @property
-    def reserved_loaded(self) -> bool:
-        """True once the devices have loaded that a run needs to begin."""
-        return not self._reserved_loading
-
-    @property
-    def any_loading(self) -> bool:
-        """True while a device is loading its model."""
-        return self._loading > 0
 
     @property
     def trainers(self) -> list[SimulatedDevice]:
@@ -191,11 +181,6 @@ class SimulatedFleet:
         if isinstance(self._replay, LentDevices):
             self._replay.on_training()
 
-    @property
-    def spot_rented(self) -> int:
-        """Number of spot devices without a notice, those that load included."""
-        return self._staying
-
     def want(self, spot: int) -> None:
         """Rent so many spot devices from now on; excess ones are given back, the newest first.
 
@@ -220,24 +205,16 @@ class SimulatedFleet:
         device = self._devices[name] = SimulatedDevice(name, market, now, trains)
         device.place, device.instance = place, self._plan.instance(market, place)
         device.loading = self._loop.at(now + self._start[market], partial(self._on_loaded, device))
-        self._loading += 1
-        self._reserved_loading += market == "reserved"
-        self._staying += market == "spot"
+        self.loading += 1
+        self.reserved_loading += market == "reserved"
+        self.staying += market == "spot"
         self.changes += 1
         return device
 
-    def _leave(self, device: SimulatedDevice) -> None:
-        """Drop a device from the fleet, if it is in it."""
-        if self._devices.pop(device.name, None) is not None:
-            self._loading -= device.loading is not None
-            if device.market == "spot":
-                heappush(self._free_places, device.place)
-            self._staying -= device.market == "spot" and not device.noticed
-
     def _on_loaded(self, device: SimulatedDevice) -> None:
         device.loading = None
-        self._loading -= 1
-        self._reserved_loading -= device.market == "reserved"
+        self.loading -= 1
+        self.reserved_loading -= device.market == "reserved"
         self.changes += 1
         self.joined += device.market == "spot"
         if self.phase is not None:
@@ -254,45 +231,38 @@ class SimulatedFleet:
         self.timeline.add(device.name, device.market, self._plan.usd_per_hour(device.market), device.came)
         self.meter.start(device.name, device.market, device.came)
 
-    def _await_trace(self) -> None:
-        """Schedule the trace's next event on the clock."""
-        next_s = None if self._replay is None else self._replay.next_s
-        self.disturbed_at = None
+    def _follow_trace(self, at_s: float | None) -> None:
+        """Apply the steps of the trace that are due (None: not yet), and schedule its next event."""
+        if self._replay is None:
+            return
+        for step in () if at_s is None else self._replay.due(at_s):
+            device = self._on.get(step.instance)
+            if step.kind == "add":
+                self._unused[step.instance] = None
+                self._fill()
+            elif device is None:
+                if step.kind == "remove":
+                    self._unused.pop(step.instance, None)
+            elif step.kind == "notice":
+                self.staying -= not device.noticed
+                device.noticed = True
+                self.notices += 1
+                self._note("notice", device)
+                self.changes += 1
+                if self.phase is not None:
+                    self.phase.warn(device)
+                self._fill()
+            else:
+                del self._on[step.instance]
+                self._on_gone(device)
+        next_s, self.disturbed_at = self._replay.next_s, None
         if next_s is not None:
             self.disturbed_at = at = max(self._loop.now, ticks(next_s))
             self._loop.at(at, partial(self._follow_trace, next_s))
 
-    def _follow_trace(self, at_s: float) -> None:
-        assert self._replay is not None
-        for step in self._replay.due(at_s):
-            self._take(step)
-        self._await_trace()
-
-    def _take(self, step: TraceEvent) -> None:
-        """Apply a step of the trace to its instance."""
-        device = self._on.get(step.instance)
-        if step.kind == "add":
-            self._unused[step.instance] = None
-            self._fill()
-        elif device is None:
-            if step.kind == "remove":
-                self._unused.pop(step.instance, None)
-        elif step.kind == "notice":
-            self._staying -= not device.noticed
-            device.noticed = True
-            self.notices += 1
-            self._note("notice", device)
-            self.changes += 1
-            if self.phase is not None:
-                self.phase.warn(device)
-            self._fill()
-        else:
-            del self._on[step.instance]
-            self._on_gone(device)
-
     def _fill(self) -> None:
         """Start workers on available instances, until the wanted number of devices stays."""
-        while self._unused and self._staying < self._wanted:
+        while self._unused and self.staying < self._wanted:
             instance, _ = self._unused.popitem(last=False)
             if not self._free_places:  # a device under notice still has its slot
                 self._free_places.append(self._places)
@@ -331,7 +301,11 @@ class SimulatedFleet:
             self.events.append(DeviceEvent(device.name, device.market, kind, self._loop.now))
 
     def _remove(self, device: SimulatedDevice) -> None:
-        self._leave(device)
+        if self._devices.pop(device.name, None) is not None:
+            self.loading -= device.loading is not None
+            if device.market == "spot":
+                heappush(self._free_places, device.place)
+                self.staying -= not device.noticed
         self.timeline.remove(device.name, self._loop.now)
         self.meter.stop(device.name, self._loop.now)
         self._fill()

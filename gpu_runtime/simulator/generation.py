@@ -142,7 +142,7 @@ class GenerationPhase(PhaseUnderWay):
         """True if any device may come; drafts are not begun for those that are only available later."""
         return (
             self.must_end
-            or self._fleet.any_loading
+            or self._fleet.loading > 0
             or any(device.coming is not None for device in self._fleet)
         )
 

@@ -90,7 +90,11 @@ class LentDevices:
             if self._leaving and self._leaving[0][0] == at_s:
                 steps.append(TraceEvent(at_s, "remove", self._leaving.popleft()[1]))
                 continue
-            lent = self._look(self._free(at_s))
+            lent, free = len(self._lent), self._free(at_s)
+            if free < lent:
+                self._frozen, lent = True, min(free, lent // _CUT)
+            elif not self._frozen:
+                lent = min(free, self._most)
             while len(self._lent) > lent:
                 name = self._lent.pop()
                 steps.append(TraceEvent(at_s, "notice", name))
@@ -105,11 +109,3 @@ class LentDevices:
     def on_training(self) -> None:
         """Allow more devices to be lent again, as the run trains."""
         self._frozen = False
-
-    def _look(self, free: int) -> int:
-        """Return how many devices are lent next, by how many no serving request needs now."""
-        lent = len(self._lent)
-        if free < lent:
-            self._frozen = True
-            return min(free, lent // _CUT)
-        return lent if self._frozen else min(free, self._most)

@@ -276,8 +276,9 @@ class Profile(_Part):
         # After all others, so that the draws for devices that work alone do not depend on degrees.
         shared_s = {degree: self.step_s(batch, degree) * step for degree in self.degrees}
         for degree in self.degrees:
-            if degree > 1:
-                shared_s[degree] *= self._sharing(degree).drawn(chance) if chance is not None else 1.0
+            if degree > 1 and chance is not None:
+                spread = max(step.uncertainty for step in self.steps if step.degree == degree)
+                shared_s[degree] *= Quantity(value=1.0, uncertainty=spread).drawn(chance)
         # A profile may have times only for runs whose devices all share.
         step_s = shared_s.get(1, next(iter(shared_s.values())))
         return WorkloadTimes(
@@ -298,11 +299,6 @@ class Profile(_Part):
             },
             spot=None if self.spot is None else self.spot.times(batch, scorers, trainers, again),
         )
-
-    def _sharing(self, degree: int) -> Quantity:
-        """Return the factor by which sharing changes a step: 1, with its uncertainty."""
-        spread = max(step.uncertainty for step in self.steps if step.degree == degree)
-        return Quantity(value=1.0, uncertainty=spread)
 
     @property
     def evidence(self) -> Mapping[Evidence, tuple[str, ...]]:

@@ -32,60 +32,54 @@ def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, he
 
 
 class Renting:
-    """Decides as `RentedCapacity` does; does nothing if the plan rents all available devices."""
+    """Decides as `RentedCapacity` does; does nothing if the plan rents all available devices.
+
+    Attributes:
+        wanted: wanted spot devices of each iteration; empty without a decision rule.
+        evaluated: ticks of evaluations since the last rollout, which are not part of an iteration.
+        training: time of the last iteration's training.
+    """
 
     def __init__(
         self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet, updates: int, leaves: bool
     ) -> None:
         self.wanted: list[int] = []
-        """Wanted spot devices of each iteration; empty without a decision rule."""
+        self.evaluated = 0
+        self.training = TrainingTime()
         self._loop = loop
         self._plan = plan
         self._fleet = fleet
         self._measured = MeasuredTimes(updates)
         self._rolled_out: int | None = None
-        self._evaluated = 0  # ticks of evaluations since then
         self._leaving = plan.trainers if leaves else 0
-        self._training = TrainingTime()
 
-    def begin(self) -> None:
-        """Make the first decision, before anything is measured."""
-        if self._plan.decided is not None:
-            self._rent(0, 1)
+    def decide(self, batches: int = 0, left: int = 1) -> None:
+        """Rent for the next iteration, or, without batches, before the first one.
 
-    def decide(self, batches: int, left: int) -> None:
-        """Rent for the next iteration; `left` includes it."""
-        if self._plan.decided is None:
+        Args:
+            batches: batches of its rollout.
+            left: number of iterations left, including it.
+        """
+        plan, at_s = self._plan, self._loop.now / TICKS_PER_S
+        if plan.decided is None:
             return
         if self._rolled_out is not None:
-            rest = self._loop.now - self._rolled_out - self._evaluated
-            self._measured.add_rest(rest / TICKS_PER_S, self._training if self._leaving else None)
-        self.wanted.append(self._rent(batches, left))
-
-    def on_rolled_out(self, batch: int, start: int) -> None:
-        """Record a finished rollout: the ticks of a batch, and of a device's start."""
-        self._measured.add_batch_time(batch / TICKS_PER_S)
-        self._measured.add_start(start / TICKS_PER_S)
-        self._rolled_out, self._evaluated = self._loop.now, 0
-
-    def on_trained(self, training: TrainingTime) -> None:
-        """Record the time of an iteration's training."""
-        self._training = training
-
-    def on_evaluated(self, length: int) -> None:
-        """Record the ticks of an evaluation, which are not part of an iteration."""
-        self._evaluated += length
-
-    def _rent(self, batches: int, left: int) -> int:
-        plan, at_s = self._plan, self._loop.now / TICKS_PER_S
-        assert plan.decided is not None, "asked by those who decide"
+            rest = self._loop.now - self._rolled_out - self.evaluated
+            self._measured.add_rest(rest / TICKS_PER_S, self.training if self._leaving else None)
         reserved_usd, spot_usd = plan.price_at("reserved", at_s), plan.price_at("spot", at_s)
         terms = RentingTerms(plan.reserved, reserved_usd, spot_usd, plan.spot, 0.0)
         forecast = self._measured.forecast(batches, left, self._leaving)
-        held = self._fleet.spot_rented
+        held = self._fleet.staying
         if plan.decided == "astraflow":
             wanted = scale_generators(forecast, terms, held)
         else:
             wanted = decide_capacity(forecast, terms, held).wanted
         self._fleet.want(wanted)
-        return wanted
+        if batches:
+            self.wanted.append(wanted)
+
+    def on_rolled_out(self, batch: int, start: int) -> None:
+        """Record a finished rollout: the ticks of a batch, and of a device's start."""
+        self._measured.add_batch_time(batch / TICKS_PER_S)
+        self._measured.add_start(start / TICKS_PER_S)
+        self._rolled_out, self.evaluated = self._loop.now, 0

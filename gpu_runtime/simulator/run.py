@@ -105,8 +105,8 @@ class Simulation:
     def run(self) -> SimulatedRun:
         """Simulate the run and return its outcome."""
         config, run, loop = self._config, self._run, self._loop
-        self._renting.begin()
-        loop.run_until(lambda: self._fleet.reserved_loaded)
+        self._renting.decide()
+        loop.run_until(lambda: not self._fleet.reserved_loading)
         self._fleet.take_in()
         self._pass(self._times.opening)
         self._evaluate(0)
@@ -152,7 +152,12 @@ class Simulation:
         for number in range(runs):
             self._roll_out_beside_training(self._rollout(WeightsVersion(runs * iteration + number)))
         if not more or self._config.evaluates_after(iteration + 1):
-            self._train_alone()
+            # The training that is due, without a rollout beside it.
+            self._book_trainers("train")
+            with self._timed("train"):
+                self._pass(self._untrained)
+            self._book_trainers("idle")
+            self._untrained = 0
 
     def _roll_out_and_train(self, work: PhaseWork, ahead: Ahead | None) -> SeedPlan | None:
         """Roll out, judge and train; return the seeds chosen beside judging and training."""
@@ -168,7 +173,7 @@ class Simulation:
         judged, self._window_closes = loop.now + outcome.judging, spans[-1][1]
         whole_s = sum(until - since for since, until in spans) / TICKS_PER_S
         beside_s = sum(max(0, min(judged, until) - since) for since, until in spans) / TICKS_PER_S
-        self._renting.on_trained(TrainingTime(whole_s, beside_s))
+        self._renting.training = TrainingTime(whole_s, beside_s)
         self._feed.on_trained(whole_s)
         run.phases["reward"] += outcome.judging
         run.phases["train"] += self._window_closes - judged
@@ -234,14 +239,6 @@ class Simulation:
         with self._timed("driver"):
             self._pass(self._times.driver)
 
-    def _train_alone(self) -> None:
-        """Simulate the training that is due, without a rollout beside it."""
-        self._book_trainers("train")
-        with self._timed("train"):
-            self._pass(self._untrained)
-        self._book_trainers("idle")
-        self._untrained = 0
-
     def _book_trainers(self, state: DeviceState) -> None:
         for device in self._fleet.trainers:
             self._fleet.enter(device, state)
@@ -267,7 +264,7 @@ class Simulation:
             began = self._loop.now
             with self._timed("evaluate"):
                 self._pass(self._generate(work).judging)
-            self._renting.on_evaluated(self._loop.now - began)
+            self._renting.evaluated += self._loop.now - began
             self._account(iteration, "evaluation")
 
     def _pass(self, length: int) -> None:
@@ -345,7 +342,7 @@ class Simulation:
         if calm is not None and (next_at is None or next_at > began + calm.length):
             for number, state, after in calm.entered:
                 self._fleet.timeline.enter(devices[number].name, state, began + after)
-            loop.skip_to(began + calm.length)
+            self._pass(calm.length)
             for device, (free_after, holds, step_s) in zip(devices, calm.after, strict=True):
                 device.free_at = began + free_after
                 device.holds = work.version if holds else device.holds

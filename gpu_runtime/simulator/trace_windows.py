@@ -42,21 +42,19 @@ class SpotMarket:
         Raises:
             TraceError: the recorded trace is too short, or has no events.
         """
-        trace = self._instances(spot // self.devices, length_s, chance)
-        return trace if self.devices == 1 else of_devices(trace, self.devices)
-
-    def _instances(self, spot: int, length_s: float, chance: random.Random) -> Trace:
-        """Return a trace of at most `spot` instances at once."""
+        instances = spot // self.devices
         if self.recorded is not None:
-            part = thinned(self.recorded, spot)
+            part = thinned(self.recorded, instances)
             if not part.events or part.length_s <= 0:
                 raise TraceError("no instance comes in the trace, or it has no length; name another one")
-            return repeated(part, chance.uniform(0.0, part.length_s), length_s)
-        if not self.losses:
-            events = tuple(TraceEvent(0.0, "add", f"spot-{number}") for number in range(spot))
-            return Trace(events, length_s)
-        shape = replace(self.shape, capacity=spot, length_s=length_s)
-        return generate_trace(shape, chance.randrange(2**32))
+            trace = repeated(part, chance.uniform(0.0, part.length_s), length_s)
+        elif self.losses:
+            shape = replace(self.shape, capacity=instances, length_s=length_s)
+            trace = generate_trace(shape, chance.randrange(2**32))
+        else:
+            events = tuple(TraceEvent(0.0, "add", f"spot-{number}") for number in range(instances))
+            trace = Trace(events, length_s)
+        return trace if self.devices == 1 else of_devices(trace, self.devices)
 
 
 def of_devices(trace: Trace, each: int) -> Trace:

@@ -95,17 +95,6 @@ class EventLoop:
             act()
         return True
 
-    def skip_to(self, at: int) -> None:
-        """Advance to a time by which no event is due.
-
-        Raises:
-            ValueError: an event is due by then, or that time is past.
-        """
-        next_at = self.next_at
-        if at < self.now or (next_at is not None and next_at <= at):
-            raise ValueError(f"cannot skip from tick {self.now} to {at}: the next event is at {next_at}")
-        self.now = at
-
 
 class VirtualCalls:
     """The calls that have ended, in place of the dispatcher's queue: waiting for the next one lets time pass.

@@ -13,7 +13,6 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan, plan_to_json
 from gpu_runtime.exploration.strategies.strategy import DECIDED, Ahead, TrainingEvidence
 from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.fleet.seed_search import SeedReview
-from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.runtime import Rollout, Trained
 from gpu_runtime.scheduling.scores import Score, judged, part_means
 from storage.clock import now
@@ -155,6 +154,14 @@ def iteration_record(
     report, advantages, counters = trained.report, trained.advantages, session.runtime.counters
     values = [score.value for score in judged(scores)]
     has_pairs = report.pair_accuracy or report.pair_margin
+    off_policy: dict[str, float] = {}
+    if (figures := report.off_policy) is not None:
+        off_policy = {
+            "off_policy_samples": float(figures.samples),
+            "off_policy_ratio_spread": figures.ratio_spread,
+            "off_policy_kl": figures.kl,
+            "off_policy_clip_share": figures.clip_share,
+        }
     metrics = {
         "reward_mean": statistics.fmean(values),
         "reward_std": statistics.pstdev(values),
@@ -172,7 +179,7 @@ def iteration_record(
         "ratio_deviation": report.ratio_deviation,
         **({"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl} if report.ratio_mean else {}),
         **({"pair_accuracy": report.pair_accuracy, "pair_margin": report.pair_margin} if has_pairs else {}),
-        **_off_policy_metrics(report.off_policy),
+        **off_policy,
         "samples_returned": float(counters.returned),
         "samples_dropped": float(counters.duplicates),
         "commits": float(counters.commits),
@@ -198,17 +205,6 @@ def iteration_record(
         explorer_state=session.runtime.explorer.state(),
         **collected.of_devices(),
     )
-
-
-def _off_policy_metrics(figures: OffPolicyFigures | None) -> dict[str, float]:
-    if figures is None:
-        return {}
-    return {
-        "off_policy_samples": float(figures.samples),
-        "off_policy_ratio_spread": figures.ratio_spread,
-        "off_policy_kl": figures.kl,
-        "off_policy_clip_share": figures.clip_share,
-    }
 
 
 def evaluation_record(

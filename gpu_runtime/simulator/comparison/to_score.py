@@ -179,8 +179,12 @@ def exploration_worth(
     pairs = zip(cheapest.runs, ours.runs, strict=True)
     saved = [1 - theirs.iteration_usd / usd for theirs, own in pairs if (usd := own.iteration_usd)]
     needed = Spread.of(saved or [0.0])
-    known = curves is not None and arm_of(ours.policy, ours.runs, curves) == ours.policy.arm
-    levels = _known_levels(curves) if curves is not None and known else []
+    levels: list[float] = []
+    if curves is not None and arm_of(ours.policy, ours.runs, curves) == ours.policy.arm:
+        # Those that more than half of the explored run seeds reached, so that their median was measured. The
+        # baseline's median reaches all, since the shares are relative to its last score.
+        explored = len(curves.arms.get("stale", ()))
+        levels = [share for share in _LEVELS if 2 * curves.unreached("stale", share) < explored]
     if curves is None or not levels:
         return ExplorationWorth(cheapest.policy.name, needed)
     arms: tuple[Arm, Arm] = ("plain", "stale")
@@ -213,15 +217,6 @@ def exploration_worth(
         stops,
         None if stops is None else curves.score_at(stops),
     )
-
-
-def _known_levels(curves: LearningCurves) -> list[float]:
-    """Return the levels that more than half of the explored run seeds reached, so their median was measured.
-
-    The baseline's median reaches all of them, since the shares are relative to its last score.
-    """
-    explored = len(curves.arms.get("stale", ()))
-    return [share for share in _LEVELS if 2 * curves.unreached("stale", share) < explored]
 
 
 def break_even_discount(spot: CostLine, on_demand: CostLine, reserved_usd_per_hour: float) -> float | None:

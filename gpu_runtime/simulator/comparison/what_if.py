@@ -112,33 +112,29 @@ class Comparison:
             policies, on_run: as of `answers`.
             keeps: the policy whose runs keep the intervals of every device; empty for none.
         """
-        simulated, offer = simulated_policies(policies), self.offer
+        simulated, config, offer = simulated_policies(policies), self.config, self.offer
         runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
+        histories = [prices for prices in (offer.reserved_prices, offer.spot_prices) if prices is not None]
+        spare_s = 0.0  # a future begins where the price history has enough left for a run
+        if histories:
+            scorers = config.runtime.scorer_workers
+            times = self.profile.times(config.sampling.batch_size, scorers, offer.trainers)
+            length_s = max(prices.length_s for prices in histories)
+            spare_s = max(0.0, length_s - trace_length_s(config, times, offer.reserved))
         for future in range(self.futures):
             drafts, traces = 0.0, dict[tuple[int, float], Trace]()
-            offered = offer.beginning(self._price_window_s(future))
+            offered = offer.beginning(self._chance("prices", future).uniform(0.0, spare_s))
             for policy in simulated:
                 plan = policy.plan(offered, drafts)
-                if self.config.sequence_parallel.largest > 1:  # no more trainers than in a live run
+                if config.sequence_parallel.largest > 1:  # no more trainers than in a live run
                     trainers = min(plan.fleet.trainers, offer.trainers)
                     plan = replace(plan, fleet=replace(plan.fleet, trainers=trainers))
                 run = self._simulate(plan, future, traces, policy.name == keeps)
                 if policy.name == SPOTLIGHT:
-                    drafts = run.drafts / self.config.iterations
+                    drafts = run.drafts / config.iterations
                 runs[policy.name].append(run)
                 on_run()
         return runs
-
-    def _price_window_s(self, future: int) -> float:
-        """Return where in the price history a future begins, in seconds; enough is left for a run."""
-        config, offer = self.config, self.offer
-        histories = (offer.reserved_prices, offer.spot_prices)
-        known = [prices.length_s for prices in histories if prices is not None]
-        if not known:
-            return 0.0
-        times = self.profile.times(config.sampling.batch_size, config.runtime.scorer_workers, offer.trainers)
-        spare_s = max(known) - trace_length_s(config, times, offer.reserved)
-        return self._chance("prices", future).uniform(0.0, max(0.0, spare_s))
 
     def _simulate(
         self, plan: SimulatedPlan, future: int, traces: dict[tuple[int, float], Trace], keeps_intervals: bool

@@ -21,7 +21,7 @@ from storage.home import Home
 from storage.prompts.files import PromptRecord, compared_prompts, load_run_prompts
 from storage.record.checkpoints import CheckpointStore
 from tasks import evaluation
-from tasks.comparison import _as_different_texts, compare, paired_interval
+from tasks.comparison import compare, paired_interval
 from tasks.iteration.phases import evaluate
 
 ENVIRONMENT = {
@@ -239,7 +239,8 @@ def test_other_bits_of_a_run_whose_degree_is_measured_pass_with_the_same_scores_
 def test_numbers_have_as_many_digits_as_it_takes_to_tell_them_apart(
     before: object, after: object, words: tuple[str, str]
 ):
-    assert _as_different_texts(before, after) == words
+    [result] = compare(reference(rewards={1: before}), reference(rewards={1: after}), 0.05).results
+    assert (result["was"], result["is"]) == words
 
 
 class Asked:

@@ -19,10 +19,17 @@ from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion, WorkItem, WorkLeft
-from gpu_runtime.simulator.devices import NOTICE, PhaseUnderWay, SimulatedDevice, VirtualWorker, simulated
+from gpu_runtime.simulator.devices import (
+    NOTICE,
+    PhaseOutcome,
+    PhaseUnderWay,
+    PhaseWork,
+    SimulatedDevice,
+    VirtualWorker,
+    simulated,
+)
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.grouping import Grouping
-from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.simulator.simulated_feed import SimulatedFeed

@@ -18,12 +18,12 @@ from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
 from gpu_runtime.scheduling.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.simulator.devices import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.generation import GenerationPhase, PhaseSetup
 from gpu_runtime.simulator.grouped_generation import GroupedPhase
 from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.lent_devices import LentDevices
-from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.simulator.renting import Renting

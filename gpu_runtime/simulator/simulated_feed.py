@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.group_feed import GroupFeed
-from gpu_runtime.simulator.phase_work import PhaseWork
+from gpu_runtime.simulator.devices import PhaseWork
 from gpu_runtime.simulator.virtual_time import Event, EventLoop
 from storage.config.run_config import AlgorithmConfig
 from storage.record.records import DeviceState

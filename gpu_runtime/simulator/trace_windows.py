@@ -54,17 +54,14 @@ class SpotMarket:
         else:
             events = tuple(TraceEvent(0.0, "add", f"spot-{number}") for number in range(instances))
             trace = Trace(events, length_s)
-        return trace if self.devices == 1 else of_devices(trace, self.devices)
-
-
-def of_devices(trace: Trace, each: int) -> Trace:
-    """Return a trace of devices from one of instances, of `each` devices that come and go together."""
-    events = (
-        TraceEvent(event.at_s, event.kind, f"{event.instance}/{number}")
-        for event in trace.events
-        for number in range(each)
-    )
-    return Trace(tuple(events), trace.length_s)
+        if self.devices == 1:
+            return trace
+        of_devices = (
+            TraceEvent(event.at_s, event.kind, f"{event.instance}/{number}")
+            for event in trace.events
+            for number in range(self.devices)
+        )
+        return Trace(tuple(of_devices), trace.length_s)
 
 
 def repeated(trace: Trace, begins_s: float, length_s: float) -> Trace:

@@ -29,9 +29,8 @@ from gpu_runtime.simulator.comparison.what_if import (
     better_but_simulated,
     simulated_policies,
 )
-from gpu_runtime.simulator.devices import SimulatedDevice
+from gpu_runtime.simulator.devices import PhaseWork, SimulatedDevice
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.phase_work import PhaseWork
 from gpu_runtime.simulator.simulated_feed import SimulatedFeed
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop

@@ -66,23 +66,16 @@ def _span(name: str, category: str, process: int, thread: int, began: int, ended
 
 def _names(devices: Mapping[str, Market], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return metadata: the names of the tracks, which say that the figures are simulated."""
-    tracks = [(_RUN, 1, "run")]
-    tracks += [(_PROCESSES[devices[name]], number, name) for name, number in numbers.items()]
-    processes = {_RUN: "simulated run"}
-    processes |= {
-        number: f"simulated {market} devices"
-        for market, number in _PROCESSES.items()
-        if market in devices.values()
-    }
+    there = set(devices.values())
+    named = [("process_name", _RUN, 0, "simulated run")]
+    for market, process in _PROCESSES.items():
+        if market in there:
+            named.append(("process_name", process, 0, f"simulated {market} devices"))
+    named.append(("thread_name", _RUN, 1, "run"))
+    named += [("thread_name", _PROCESSES[devices[name]], number, name) for name, number in numbers.items()]
     return [
-        *(
-            {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
-            for number, name in processes.items()
-        ),
-        *(
-            {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}
-            for process, thread, name in tracks
-        ),
+        {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+        for kind, process, thread, name in named
     ]
 
 

@@ -134,7 +134,8 @@ class SimulatedFleet:
         """Tick of the trace's next event; None after the last one."""
         self._replay = replay
         self._loss = loss
-        self._devices: dict[str, SimulatedDevice] = {}
+        self.devices: dict[str, SimulatedDevice] = {}
+        """Present devices by name, in order of arrival."""
         self._on: dict[str, SimulatedDevice] = {}  # by instance
         # Available instances without a slot; ordered, with constant-time access at both ends.
         self._unused: OrderedDict[str, None] = OrderedDict()
@@ -153,16 +154,12 @@ class SimulatedFleet:
 
     def __iter__(self) -> Iterator[SimulatedDevice]:
         """Iterate over the present devices in order of arrival."""
-        return iter(self._devices.values())
+        return iter(self.devices.values())
 
     @property
     def trainers(self) -> list[SimulatedDevice]:
         """The devices that train."""
         return [device for device in self if device.trains]
-
-    def named(self, name: str) -> SimulatedDevice:
-        """Return a device by its name."""
-        return self._devices[name]
 
     def enter(self, device: SimulatedDevice, state: DeviceState, at: int | None = None) -> None:
         """Book a device's state from now on, or from a later moment."""
@@ -202,7 +199,7 @@ class SimulatedFleet:
 
     def _add(self, name: str, market: Market, place: int, trains: bool = False) -> SimulatedDevice:
         now = self._loop.now
-        device = self._devices[name] = SimulatedDevice(name, market, now, trains)
+        device = self.devices[name] = SimulatedDevice(name, market, now, trains)
         device.place, device.instance = place, self._plan.instance(market, place)
         device.loading = self._loop.at(now + self._start[market], partial(self._on_loaded, device))
         self.loading += 1
@@ -292,7 +289,7 @@ class SimulatedFleet:
             self._remove(device)
         elif self.phase is not None and self.phase.awaits(device):
             # First, so that the phase's other devices see the fleet without it.
-            if self._devices.get(device.name) is device:
+            if self.devices.get(device.name) is device:
                 self._remove(device)
             self.phase.fail_calls(device)
 
@@ -301,7 +298,7 @@ class SimulatedFleet:
             self.events.append(DeviceEvent(device.name, device.market, kind, self._loop.now))
 
     def _remove(self, device: SimulatedDevice) -> None:
-        if self._devices.pop(device.name, None) is not None:
+        if self.devices.pop(device.name, None) is not None:
             self.loading -= device.loading is not None
             if device.market == "spot":
                 heappush(self._free_places, device.place)

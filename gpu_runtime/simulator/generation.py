@@ -224,7 +224,7 @@ class GenerationPhase(PhaseUnderWay):
         """See `GeneratingFleet`."""
         if self._states.get(worker) != state:
             self._states[worker] = state
-            device = self._fleet.named(worker)
+            device = self._fleet.devices[worker]
             self._fleet.enter(device, state)
             self.entered.append((device, state, self._loop.now))
 

@@ -176,11 +176,6 @@ def simulated_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
 
 def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
     """Return the figures of a policy's runs, one in each future."""
-    shares = {
-        "idle_share": [run.share("idle") for run in runs],
-        "spot_idle_share": [run.share("idle", "spot") for run in runs],
-        "redone_share": [run.redone_share for run in runs],
-    }
     values = {
         "wall_s": [run.wall_s for run in runs],
         "usd": [run.usd for run in runs],
@@ -188,7 +183,9 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
         "iteration_usd": [run.iteration_usd for run in runs],
         "losses": [float(run.losses) for run in runs],
         "drafts_per_iteration": [run.drafts / len(run.iterations) for run in runs],
-        **shares,
+        "idle_share": [run.share("idle") for run in runs],
+        "spot_idle_share": [run.share("idle", "spot") for run in runs],
+        "redone_share": [run.redone_share for run in runs],
     }
     return {name: Spread.of(column) for name, column in values.items()}
 

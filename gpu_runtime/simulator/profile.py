@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -264,9 +265,7 @@ class Profile(_Part):
             return quantity.value if chance is None else quantity.drawn(chance)
 
         # Both kinds of device use the same draws, since the workload's uncertainty is the same on both.
-        again = None if chance is None else type(chance)()
-        if chance is not None and again is not None:
-            again.setstate(chance.getstate())
+        again = copy(chance)
         # Always in this order, so that a seed means the same for every policy.
         step = value(self.step) / self.step.value
         decode_s, score_s, train_s = map(value, (self.decode_s, self.score_s, self.train_sample_s))
@@ -303,14 +302,13 @@ class Profile(_Part):
     @property
     def evidence(self) -> Mapping[Evidence, tuple[str, ...]]:
         """The names of its quantities by their evidence."""
-        found: dict[Evidence, tuple[str, ...]] = {}
-        for name, quantity in self.quantities.items():
-            found[quantity.evidence] = (*found.get(quantity.evidence, ()), name)
+        named: list[tuple[Evidence, str]] = [(each.evidence, name) for name, each in self.quantities.items()]
         for step in self.steps:
-            if step.evidence is not None and (name := f"step of {step.degree} devices") not in found.get(
-                step.evidence, ()
-            ):
-                found[step.evidence] = (*found.get(step.evidence, ()), name)
+            if step.evidence is not None:
+                named.append((step.evidence, f"step of {step.degree} devices"))
+        found: dict[Evidence, tuple[str, ...]] = {}
+        for evidence, name in dict.fromkeys(named):  # a degree has a step of each batch
+            found[evidence] = (*found.get(evidence, ()), name)
         return found
 
     @property

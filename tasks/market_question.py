@@ -17,6 +17,7 @@ from gpu_runtime.spot.traces.trace import summarise
 from storage.config.run_config import RunConfig
 from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, quoted
+from storage.record.records import Market
 
 MOST_TOGETHER = 16
 """Most devices of one machine that may share samples; comparing more ways to divide them takes long."""
@@ -39,13 +40,15 @@ def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
             f"{runtime.least_workers} devices that may share samples would be on one machine, above "
             f"{MOST_TOGETHER}; give the number per instance with --per-instance"
         )
-    found = price_histories(question)
-    reserved, spot = found.get("on_demand"), found.get("spot")
+    prices: dict[Market, PriceHistory] = {
+        "reserved" if market == "on_demand" else "spot": known
+        for market, known in price_histories(question).items()
+    }
+    usd = {market: known.mean(0.0, known.length_s) for market, known in prices.items()}
     return FleetPlan(
         runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
-        price.reserved_usd_per_hour if reserved is None else reserved.mean(0.0, reserved.length_s),
-        price.spot_usd_per_hour if spot is None else spot.mean(0.0, spot.length_s),
-        instance_devices=each, reserved_prices=reserved, spot_prices=spot,
+        usd.get("reserved", price.reserved_usd_per_hour), usd.get("spot", price.spot_usd_per_hour),
+        instance_devices=each, prices=prices,
         serving=_serving_of(question.serving) if question.serving else ASSUMED_LOAD,
     )  # fmt: skip
 
@@ -131,11 +134,11 @@ def market_in_words(market: SpotMarket, question: WhatIfQuestion) -> str:
 def prices_in_words(offer: FleetPlan) -> str:
     """Describe the hourly cost of devices."""
 
-    def said(usd: float, prices: PriceHistory | None) -> str:
+    def said(market: Market) -> str:
+        usd, prices = offer.usd_per_hour(market), offer.prices.get(market)
         if prices is None:
             return f"${usd:g}"
         low, high = min(prices.usd_per_hour), max(prices.usd_per_hour)
         return f"${low:g} to ${high:g} (${usd:.4g} on average over {prices.length_s / 3600:.1f} h)"
 
-    reserved = said(offer.reserved_usd_per_hour, offer.reserved_prices)
-    return f"{reserved} an hour reserved, {said(offer.spot_usd_per_hour, offer.spot_prices)} spot"
+    return f"{said('reserved')} an hour reserved, {said('spot')} spot"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import Literal
@@ -33,7 +33,7 @@ class FleetPlan:
             are available. `cheapest` is `decide_capacity`, and `astraflow` is `scale_generators`.
         instance_devices: devices of an instance, which may share samples; reserved and spot devices are on
             separate instances. 0 if all are on one, as in a local cluster.
-        reserved_prices, spot_prices: prices from the run's beginning on; None where they do not change.
+        prices: prices from the run's beginning on, of the markets where they change.
         serving: load of the serving fleet that lends the spot devices, where they are lent.
 
     Raises:
@@ -47,8 +47,7 @@ class FleetPlan:
     spot_usd_per_hour: float
     decided: FleetDecision | None = None
     instance_devices: int = 0
-    reserved_prices: PriceHistory | None = None
-    spot_prices: PriceHistory | None = None
+    prices: Mapping[Market, PriceHistory] = field(default_factory=dict)
     serving: ServingLoad = ASSUMED_LOAD
 
     def __post_init__(self) -> None:
@@ -67,18 +66,14 @@ class FleetPlan:
         """Return the price of a device; the average, where it changes."""
         return self.reserved_usd_per_hour if market == "reserved" else self.spot_usd_per_hour
 
-    def prices(self, market: Market) -> PriceHistory | None:
-        """Return the prices of a device over time; None where they do not change."""
-        return self.reserved_prices if market == "reserved" else self.spot_prices
-
     def price_at(self, market: Market, at_s: float) -> float:
         """Return the price of a device at a moment of the run."""
-        prices = self.prices(market)
+        prices = self.prices.get(market)
         return self.usd_per_hour(market) if prices is None else prices.price_at(at_s)
 
     def priced(self, interval: StateInterval) -> StateInterval:
         """Return an interval in ticks with the average price of the device during it."""
-        prices = self.prices(interval.market)
+        prices = self.prices.get(interval.market)
         if prices is None:
             return interval
         usd = prices.mean(interval.started_at / TICKS_PER_S, interval.ended_at / TICKS_PER_S)
@@ -86,10 +81,7 @@ class FleetPlan:
 
     def beginning(self, at_s: float) -> FleetPlan:
         """Return the same plan for a run that begins at a moment of the price history."""
-        reserved, spot = (
-            prices and prices.beginning(at_s) for prices in (self.reserved_prices, self.spot_prices)
-        )
-        return replace(self, reserved_prices=reserved, spot_prices=spot)
+        return replace(self, prices={market: known.beginning(at_s) for market, known in self.prices.items()})
 
 
 class SimulatedFleet:

@@ -125,7 +125,7 @@ class Simulation:
         run.more_per_sample = (drafted + self._plan.more_samples) / samples
         run.joined, run.notices, run.losses = fleet.joined, fleet.notices, fleet.losses
         for market, paid in run.paid.items():
-            if self._plan.fleet.prices(market) is not None:
+            if market in self._plan.fleet.prices:
                 run.usd_per_hour[market] = 3600 * self._usd[market] / paid
         return run
 

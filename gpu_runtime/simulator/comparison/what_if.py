@@ -114,12 +114,11 @@ class Comparison:
         """
         simulated, config, offer = simulated_policies(policies), self.config, self.offer
         runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
-        histories = [prices for prices in (offer.reserved_prices, offer.spot_prices) if prices is not None]
         spare_s = 0.0  # a future begins where the price history has enough left for a run
-        if histories:
+        if offer.prices:
             scorers = config.runtime.scorer_workers
             times = self.profile.times(config.sampling.batch_size, scorers, offer.trainers)
-            length_s = max(prices.length_s for prices in histories)
+            length_s = max(known.length_s for known in offer.prices.values())
             spare_s = max(0.0, length_s - trace_length_s(config, times, offer.reserved))
         for future in range(self.futures):
             drafts, traces = 0.0, dict[tuple[int, float], Trace]()

@@ -288,7 +288,7 @@ def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
 
 def test_prices_that_change_are_told_by_their_bounds():
     changing = PriceHistory((0.0, 3600.0), (5.0, 3.0), 7200.0)
-    said = prices_in_words(FleetPlan(1, 1, 1, 8.0, 4.0, spot_prices=changing))
+    said = prices_in_words(FleetPlan(1, 1, 1, 8.0, 4.0, prices={"spot": changing}))
     assert said == "$8 an hour reserved, $3 to $5 ($4 on average over 2.0 h) spot"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -71,14 +72,14 @@ def test_a_file_in_any_order_with_seconds_or_iso_times(tmp_path: Path):
         read_price_history(iso)
 
 
-def run(decided: bool, **prices: PriceHistory) -> SimulatedRun:
-    fleet = FleetPlan(1, 4, 1, 10.0, 2.5, "cheapest" if decided else None, **prices)  # type: ignore[arg-type]
+def run(decided: bool, **more: Any) -> SimulatedRun:
+    fleet = FleetPlan(1, 4, 1, 10.0, 2.5, "cheapest" if decided else None, **more)
     plan = SimulatedPlan(fleet)
     return Simulation(small_config(4), plan, times_of(), Replay(ALL_STAY), keeps_intervals=True).run()
 
 
 def test_dollars_are_the_price_over_the_time_that_each_device_is_paid_for():
-    constant, rising = run(False), run(False, spot_prices=RISES)
+    constant, rising = run(False), run(False, prices={"spot": RISES})
     assert (rising.wall, rising.paid) == (constant.wall, constant.paid)
     # All are there from 0 to 142 s: 60 s at 2.5 and 82 at 9.9, for four.
     assert constant.usd == pytest.approx((142 * 10 + 4 * 142 * 2.5) / 3600)
@@ -88,20 +89,20 @@ def test_dollars_are_the_price_over_the_time_that_each_device_is_paid_for():
     (spot,) = policies_of(["spot"])
     discount = discount_of([PolicyAnswer(spot, {}, runs=[rising])])
     assert discount == pytest.approx(1 - (60 * 2.5 + 82 * 9.9) / 142 / 10)
-    both = run(False, spot_prices=RISES, reserved_prices=PriceHistory((0.0, 42.0), (10.0, 20.0), 42.0))
+    both = run(False, prices={"spot": RISES, "reserved": PriceHistory((0.0, 42.0), (10.0, 20.0), 42.0)})
     assert both.usd == pytest.approx(rising.usd + 100 * 10 / 3600)
 
 
 def test_how_many_devices_are_rented_follows_the_price_of_the_moment():
     # At 2.5 one device pays, at 9.9 none: the second rollout begins at 46 s, the third at 77.
     assert run(True).wanted == [4, 1, 1, 1]
-    assert run(True, spot_prices=RISES).wanted == [4, 1, 0, 0]
+    assert run(True, prices={"spot": RISES}).wanted == [4, 1, 0, 0]
 
 
 def test_every_policy_of_a_future_begins_at_the_same_moment_of_long_prices():
     hours = tuple(range(0, 360000, 3600))
     prices = PriceHistory(tuple(map(float, hours)), tuple(1.0 + number for number in range(100)), 356400.0)
-    offer = FleetPlan(1, 4, 1, 10.0, 2.5, spot_prices=prices)
+    offer = FleetPlan(1, 4, 1, 10.0, 2.5, prices={"spot": prices})
     market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0), losses=False)
     policies = policies_of(["spot", "pushed"])
     runs = Comparison(small_config(2), offer, small_profile(), market, 3).runs(policies)
@@ -109,7 +110,7 @@ def test_every_policy_of_a_future_begins_at_the_same_moment_of_long_prices():
     # A run takes minutes, so that each has one price, or two neighbouring ones.
     assert paid["spot"] == pytest.approx(paid["pushed"], abs=1.0)
     assert len({round(price) for price in paid["spot"]}) > 1
-    offer = FleetPlan(1, 4, 1, 10.0, 2.5, spot_prices=RISES)
+    offer = FleetPlan(1, 4, 1, 10.0, 2.5, prices={"spot": RISES})
     (short,) = Comparison(small_config(2), offer, small_profile(), market, 1).runs(policies[:1])["spot"]
     after_s = short.wall_s - 60
     assert short.usd_per_hour["spot"] == pytest.approx((60 * 2.5 + after_s * 9.9) / short.wall_s), "from 0 on"

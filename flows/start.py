@@ -128,7 +128,7 @@ def evaluate(
     from flows.judges import judges_beside
     from flows.server.prefect_server import prefect_server
     from storage.evaluations.separate import comparable
-    from tasks.inputs import judge_digests
+    from tasks.inputs import code_digests
 
     evaluation_id = ""
     with stops_in_order(lambda: _evaluation_where_stopped(evaluation_id)):
@@ -137,7 +137,9 @@ def evaluate(
         config, named = evaluated_configuration(home, run_id, preset, changes)
         look_at_inputs(config)
         # Before the work: that must not change what `compare` means, nor must this fail after it.
-        earlier = None if compare is None else comparable(home, config, judge_digests(config), compare)
+        earlier = None
+        if compare is not None:
+            earlier = comparable(home, config, code_digests(config, judges_alone=True), compare)
         folder = None if images is None else claim_folder(images, "--images")
         evaluation_id = free_evaluation_id(home, config, None)
         reporter().note(f"starting an evaluation of {run_id or config.model.path}")

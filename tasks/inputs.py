@@ -61,48 +61,36 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     }
 
 
-def code_digests(config: RunConfig) -> dict[str, str]:
+def code_digests(config: RunConfig, judges_alone: bool = False) -> dict[str, str]:
     """Return SHA-256 of the source files of a run's judges, strategy and objective.
 
+    Args:
+        judges_alone: True for those of the reward and the second judge.
+
     Returns:
-        those of `judge_digests`, `digest exploration.strategy` and `digest algorithm.objective`, except for
-        Spotlight's own.
+        `digest reward`, `digest evaluation.judge`, `digest exploration.strategy` and `digest
+        algorithm.objective`, except for Spotlight's own. Several files, as for a sum or a module that imports
+        the scorer from another, have the digest of their list.
 
     Raises:
         ConfigurationError: one of them does not exist, or an option of a scorer is wrong.
     """
-    return {name: _digest_files(files) for name, files in _code_files(config).items()}
+    return {name: _digest_files(files) for name, files in _code_files(config, judges_alone).items()}
 
 
-def judge_digests(config: RunConfig) -> dict[str, str]:
-    """Return SHA-256 of the source files of the reward and the second judge.
-
-    Returns:
-        `digest reward` and `digest evaluation.judge`, except for Spotlight's own scorers. Several files,
-        as for a sum or a module that imports the scorer from another, have the digest of their list.
-
-    Raises:
-        ConfigurationError: a scorer does not exist, or one of its options is wrong.
-    """
-    return {name: _digest_files(files) for name, files in _judge_files(config).items()}
-
-
-def _code_files(config: RunConfig) -> dict[str, list[Path]]:
-    strategy, objective = config.exploration.strategy, config.algorithm.objective
-    found = {STRATEGY_DIGEST: STRATEGIES.sources(strategy), OBJECTIVE_DIGEST: OBJECTIVES.sources(objective)}
-    return _judge_files(config) | {fact: files for fact, files in found.items() if files}
-
-
-def _judge_files(config: RunConfig) -> dict[str, list[Path]]:
+def _code_files(config: RunConfig, judges_alone: bool = False) -> dict[str, Sequence[Path]]:
     reward, judge = chosen_scorer(config.reward), chosen_judge(config.reward, config.evaluation)
     names = {
         REWARD_DIGEST: [reward.name, *(part.name for part in reward.judges)],
         JUDGE_DIGEST: [judge.name] if judge else [],
     }
-    found = {
+    found: dict[str, Sequence[Path]] = {
         fact: [*dict.fromkeys(file for name in some for file in SCORERS.sources(name))]
         for fact, some in names.items()
     }
+    if not judges_alone:
+        found[STRATEGY_DIGEST] = STRATEGIES.sources(config.exploration.strategy)
+        found[OBJECTIVE_DIGEST] = OBJECTIVES.sources(config.algorithm.objective)
     return {fact: files for fact, files in found.items() if files}
 
 

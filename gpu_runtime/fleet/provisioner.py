@@ -264,7 +264,7 @@ class WorkerProvisioner:
         before = len(self._coming)
         with nullcontext() if self._rented is None else self._rented.lock:
             for market, index in free_slots(self._counted(), self._taken(filled)):
-                if market == "spot" and self._rented is not None and not self._rented.has_room:
+                if market == "spot" and self._rented is not None and not self._rented.with_room:
                     continue  # a worker that another thread is removing still has the instance
                 self._coming.append(self._start(market, index))  # one by one: `close` ends all of them
         return [device for device, _ in self._coming[before:]]

@@ -125,16 +125,10 @@ class RentedCapacity:
                 else:  # it will get no worker, whose leaving would give it back
                     self._release(offer.instance)
 
-    @property
-    def has_room(self) -> bool:
-        """True if a new worker can be put on an instance."""
-        with self.lock:
-            return bool(self._with_room)
-
     def assign(self, worker: str) -> None:
         """Put a new worker on an instance with room."""
         with self.lock:
-            offer = self._with_room[0]
+            offer = self.with_room[0]
             self._instance_of[worker] = offer.instance
             if offer.usd_per_hour is not None:
                 self.usd_per_hour[worker] = offer.usd_per_hour
@@ -184,7 +178,8 @@ class RentedCapacity:
         return [offer for offer in self._offers.values() if offer.instance not in self._given_back]
 
     @property
-    def _with_room(self) -> list[Offer]:
+    def with_room(self) -> list[Offer]:
+        """Instances that can take a new worker; the caller holds `lock`."""
         used = list(self._instance_of.values())
         return [offer for offer in self._staying if used.count(offer.instance) < offer.devices]
 

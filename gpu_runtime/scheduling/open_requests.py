@@ -15,7 +15,7 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeAlias
 
 from gpu_runtime.scheduling.requests import Lease, RequestKind, RequestT, WorkItem
@@ -58,57 +58,18 @@ _Key = tuple[int, int]  # all denoising steps, committed ones
 _Lane: TypeAlias = OrderedDict[Progress[RequestT], None]
 
 
-class _VersionQueue(Generic[RequestT]):
-    """The lanes of one kind and version; a lane exists while something waits in it."""
+@dataclass(slots=True)
+class _Queue(Generic[RequestT]):
+    """The lanes of one kind and version; a lane exists while something waits in it.
 
-    def __init__(self) -> None:
-        self.lanes: OrderedDict[_Key, _Lane[RequestT]] = OrderedDict()  # the longest waiting first
-        # (minus committed steps, serial, all steps, lane): the furthest first. Lanes that have run
-        # empty meanwhile are thrown away when they come up.
-        self._begun: list[tuple[int, int, int, _Lane[RequestT]]] = []
-        self._serials = itertools.count()
+    Attributes:
+        lanes: lanes in the order in which they came to exist.
+        begun: heap of the lanes with committed steps, the furthest first: minus committed steps, serial, all
+            steps, lane. Lanes that have run empty meanwhile are thrown away when they come up.
+    """
 
-    def add(self, progress: Progress[RequestT], first: bool) -> None:
-        key = (progress.item.steps, progress.step)
-        lane = self.lanes.get(key)
-        if lane is None:
-            lane = self.lanes[key] = OrderedDict()
-            if progress.step:
-                heapq.heappush(self._begun, (-progress.step, next(self._serials), progress.item.steps, lane))
-        lane[progress] = None
-        if first:
-            lane.move_to_end(progress, last=False)
-
-    def remove(self, progress: Progress[RequestT]) -> None:
-        key = (progress.item.steps, progress.step)
-        del self.lanes[key][progress]
-        self._forget_if_empty(key)
-
-    @property
-    def first(self) -> Progress[RequestT]:
-        """First request that `take` returns."""
-        return next(iter(self.lanes[self._next]))
-
-    def take(self, count: int) -> list[Progress[RequestT]]:
-        key = self._next
-        lane = self.lanes[key]
-        taken = [lane.popitem(last=False)[0] for _ in range(min(count, len(lane)))]
-        self._forget_if_empty(key)
-        return taken
-
-    @property
-    def _next(self) -> _Key:
-        """Key of the lane that is served next."""
-        while self._begun and not self._begun[0][3]:
-            heapq.heappop(self._begun)
-        if not self._begun:  # all lanes are of requests without a commit
-            return next(iter(self.lanes))
-        minus_step, _, steps, _ = self._begun[0]
-        return steps, -minus_step
-
-    def _forget_if_empty(self, key: _Key) -> None:
-        if not self.lanes[key]:
-            del self.lanes[key]
+    lanes: OrderedDict[_Key, _Lane[RequestT]] = field(default_factory=OrderedDict)
+    begun: list[tuple[int, int, int, _Lane[RequestT]]] = field(default_factory=list)
 
 
 class WaitingRequests(Generic[RequestT]):
@@ -119,22 +80,30 @@ class WaitingRequests(Generic[RequestT]):
 
     def __init__(self) -> None:
         self.count = dict.fromkeys(RequestKind, 0)
-        self._queues: dict[tuple[RequestKind, Hashable], _VersionQueue[RequestT]] = {}
+        self._queues: dict[tuple[RequestKind, Hashable], _Queue[RequestT]] = {}
+        self._serials = itertools.count()
 
     def add(self, progress: Progress[RequestT], first: bool = False) -> None:
         """Let a request wait in its lane, at the front if `first` because it already had its turn."""
-        item = progress.item
+        item, key = progress.item, (progress.item.steps, progress.step)
         queue = self._queues.get((item.kind, item.version))
         if queue is None:
-            queue = self._queues[item.kind, item.version] = _VersionQueue()
-        queue.add(progress, first)
+            queue = self._queues[item.kind, item.version] = _Queue()
+        lane = queue.lanes.get(key)
+        if lane is None:
+            lane = queue.lanes[key] = OrderedDict()
+            if progress.step:
+                heapq.heappush(queue.begun, (-progress.step, next(self._serials), item.steps, lane))
+        lane[progress] = None
+        if first:
+            lane.move_to_end(progress, last=False)
         self.count[item.kind] += 1
 
     def remove(self, progress: Progress[RequestT]) -> None:
         """Remove a waiting request; its committed step must be the one it was added with."""
-        kind, version = progress.item.kind, progress.item.version
-        self._queues[kind, version].remove(progress)
-        self._left(kind, version, 1)
+        item, key = progress.item, (progress.item.steps, progress.step)
+        del self._queues[item.kind, item.version].lanes[key][progress]
+        self._left(item.kind, item.version, key, 1)
 
     def take(self, version: Hashable, kind: RequestKind, count: int) -> list[Progress[RequestT]]:
         """Take the next requests of one lane, at most `count`; empty when nothing fits.
@@ -144,24 +113,41 @@ class WaitingRequests(Generic[RequestT]):
             kind: kind of all.
             count: largest number of requests.
         """
-        queue = self._queues.get((kind, version))
-        if queue is None:
+        key = self._next(kind, version)
+        if key is None:
             return []
-        taken = queue.take(count)
-        self._left(kind, version, len(taken))
+        lane = self._queues[kind, version].lanes[key]
+        taken = [lane.popitem(last=False)[0] for _ in range(min(count, len(lane)))]
+        self._left(kind, version, key, len(taken))
         return taken
 
     def first(self, version: Hashable, kind: RequestKind) -> Progress[RequestT] | None:
         """Return the first request that `take` would return; None when nothing fits."""
-        queue = self._queues.get((kind, version))
-        return None if queue is None else queue.first
+        key = self._next(kind, version)
+        return None if key is None else next(iter(self._queues[kind, version].lanes[key]))
 
     def lanes(self, kind: RequestKind) -> list[tuple[int, int]]:
         """Return the denoising steps left of each lane's requests, and their number."""
         lanes = [queue.lanes for (one, _), queue in self._queues.items() if one is kind]
         return [(steps - step, len(lane)) for each in lanes for (steps, step), lane in each.items()]
 
-    def _left(self, kind: RequestKind, version: Hashable, count: int) -> None:
+    def _next(self, kind: RequestKind, version: Hashable) -> _Key | None:
+        """Return the key of the lane that is served next; None when nothing fits."""
+        queue = self._queues.get((kind, version))
+        if queue is None:
+            return None
+        while queue.begun and not queue.begun[0][3]:
+            heapq.heappop(queue.begun)
+        if not queue.begun:  # all lanes are of requests without a commit
+            return next(iter(queue.lanes))
+        minus_step, _, steps, _ = queue.begun[0]
+        return steps, -minus_step
+
+    def _left(self, kind: RequestKind, version: Hashable, key: _Key, count: int) -> None:
+        """Account for requests that have left a lane."""
         self.count[kind] -= count
-        if not self._queues[kind, version].lanes:
+        queue = self._queues[kind, version]
+        if not queue.lanes[key]:
+            del queue.lanes[key]
+        if not queue.lanes:
             del self._queues[kind, version]

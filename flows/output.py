@@ -53,11 +53,8 @@ class _Lossy:
             return self.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except BrokenPipeError:
             self._drop_the_rest()
-        except (
-            OSError,
-            ValueError,
-        ):  # a full disk keeps it in the buffer until there is room; or it is closed
-            pass
+        except (OSError, ValueError):
+            pass  # closed, or on a full disk, which keeps it in the buffer until there is room
         return len(text)
 
     def flush(self) -> None:

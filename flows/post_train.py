@@ -43,7 +43,7 @@ from storage.prompts.files import held_out_in_words
 from storage.record.records import Collected
 from storage.record.results import held_out_curve, run_result
 from storage.record.run_status import RunLog
-from storage.record.run_store import RunRow, RunStore, check_resumable
+from storage.record.run_store import RunStore, check_resumable
 from tasks.inputs import (
     gives_verdict,
     input_digests,
@@ -208,19 +208,13 @@ def enter_run(
     refuse_changed_inputs(known.environment, config)
     refuse_unfit_facts(known.environment, config.exploration)
     store.resume_run(run_id, os.getpid())
-    _note_other_versions(store, known)
-
-
-def _note_other_versions(store: RunStore, known: RunRow) -> None:
-    """Record an event if a resumed run has other versions than at its start: bits may differ."""
-    now = environment()
     others = [
-        f"{name} {known.environment[name]} -> {now[name]}"
-        for name in now
-        if known.environment.get(name, now[name]) != now[name]
+        f"{name} {known.environment[name]} -> {version}"
+        for name, version in environment().items()
+        if known.environment.get(name, version) != version
     ]
-    if others:
-        store.add_event(known.run_id, "other_versions", f"resumed with {', '.join(others)}")
+    if others:  # bits may differ
+        store.add_event(run_id, "other_versions", f"resumed with {', '.join(others)}")
 
 
 def _train(session: Session) -> dict[str, Any]:
@@ -237,11 +231,10 @@ def _train(session: Session) -> dict[str, Any]:
         for iteration in range(first, session.last_iteration + 1):
             if plan is None or plan.refused:
                 plan = explore(session, iteration, refused=plan)
-            following = iteration + 1
-            ahead = session.runtime.ahead(following) if session.prepares_next(iteration) else None
+            ahead = session.runtime.ahead(iteration + 1) if session.prepares_next(iteration) else None
             rolling_since = now()
             rolled = rollout(session, plan, ahead)
-            exploring = None if ahead is None else explore.submit(session, following, ahead)
+            exploring = None if ahead is None else explore.submit(session, iteration + 1, ahead)
             if committing is not None:
                 committing.result()
             scores = reward(session, rolled)

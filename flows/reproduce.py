@@ -14,10 +14,10 @@ from flows.judges import judges_beside
 from flows.post_train import train_run
 from flows.process.ended_flow_runs import note_process
 from flows.progress import reporter
-from flows.reproduction_inputs import config_again, find_reference, preset_again
+from flows.reproduction_inputs import config_again, find_reference
 from flows.run_identity import new_run_id
 from storage import clock
-from storage.environment import REPEATED
+from storage.environment import PRESET, REPEATED
 from storage.errors import DriftError, SpotlightError
 from storage.evaluations.reproductions import Reference, Reproduction, reference_of, write_reproduction
 from storage.home import Home
@@ -67,7 +67,8 @@ def do_again(
                 facts = was.environment if was is not None else {}
                 repeats = {name: facts[name] for name in REPEATED if name in facts}
                 with RunLog(home, again).of_start():
-                    train_run(config, again, preset_again(form, was), "reproduction", repeats)
+                    preset = form.preset if was is None else facts.get(PRESET, "")
+                    train_run(config, again, preset, "reproduction", repeats)
                 now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:

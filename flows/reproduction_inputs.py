@@ -9,7 +9,6 @@ from flows.deployed.forms import ReproductionForm
 from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
-from storage.environment import PRESET
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.evaluations.reproductions import Reference, read_reference, reference_of, reference_run_of
 from storage.record.run_store import RunStore
@@ -61,8 +60,3 @@ def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
         return config  # unchanged: no value is read or derived again
     changed = with_absolute_paths(with_read_options(*load_with_sources(None, form.settings, {}, config)))
     return changed if changed.price == config.price else with_prices(changed)
-
-
-def preset_again(form: ReproductionForm, was: Reference | None) -> str:
-    """Return the preset that the settings of a reproduction come from; empty for none."""
-    return form.preset if was is None else was.environment.get(PRESET, "")

@@ -32,11 +32,7 @@ from storage.config.errors import GIVEN_BY
 from storage.config.loading import Given
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.environment import PRESET
-from storage.errors import (
-    CheckpointError,
-    ConfigurationError,
-    SpotlightError,
-)
+from storage.errors import CheckpointError, ConfigurationError, SpotlightError
 from storage.home import Home
 from storage.processes import without_collections
 from storage.prompts.files import load_prompts
@@ -130,9 +126,15 @@ def evaluate(
     from storage.evaluations.separate import comparable
     from tasks.inputs import code_digests
 
-    evaluation_id = ""
-    with stops_in_order(lambda: _evaluation_where_stopped(evaluation_id)):
-        home = Home.from_environment().ensure()
+    evaluation_id, home = "", Home.from_environment()
+
+    def where_stopped() -> str:  # the signal may have come after the evaluation's end
+        if evaluation_id and (home.evaluations / evaluation_id).exists():
+            return f"Evaluation {evaluation_id} had finished. Show it: spotlight evaluations {evaluation_id}"
+        return "Stopped; nothing of the evaluation is kept."
+
+    with stops_in_order(where_stopped):
+        home.ensure()
         changes = [*settings, *cluster_setting(cluster, ray_address)]
         config, named = evaluated_configuration(home, run_id, preset, changes)
         look_at_inputs(config)
@@ -359,18 +361,8 @@ def _where_stopped(run_id: str | None, earlier: str) -> str:
         row = RunStore(Home.from_environment()).run(run_id or "")
     except SpotlightError:
         return earlier
-    is_ours = row.host == socket.gethostname() and row.pid == os.getpid() and row.may_be_alive
-    return _how_far(row) if is_ours else earlier
-
-
-def _evaluation_where_stopped(evaluation_id: str) -> str:
-    """Return the record of an evaluation whose process was stopped, possibly after the evaluation's end."""
-    if evaluation_id and (Home.from_environment().evaluations / evaluation_id).exists():
-        return f"Evaluation {evaluation_id} had finished. Show it: spotlight evaluations {evaluation_id}"
-    return "Stopped; nothing of the evaluation is kept."
-
-
-def _how_far(row: RunRow) -> str:
+    if row.host != socket.gethostname() or row.pid != os.getpid() or not row.may_be_alive:
+        return earlier
     if row.status == "finished":
         return f"Run {row.run_id} had finished."
     done, total = row.last_iteration or 0, row.config.iterations

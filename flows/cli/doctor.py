@@ -27,7 +27,7 @@ from storage.record.run_folder import bare_folders
 from storage.record.run_store import RunStore
 
 if TYPE_CHECKING:  # it imports torch
-    from tasks.sizing import DeviceMemory, Spread
+    from tasks.sizing import DeviceMemory
 
 _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
 _FREE_GIB = 2.0
@@ -110,6 +110,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     from tasks.gpu_profile import named_gpu
     from tasks.profiles import stand_in_in_words
     from tasks.sizing import size_run
+    from tasks.what_if_answer import hours_in_words
 
     size = size_run(Home.from_environment(), config, named_gpu(gpu))
     screen, kind = console(), size.gpu.name
@@ -121,11 +122,15 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     )
     screen.print(_memory_table(size.memory))
     instead, assumed = size.memory.instead, ", ".join(size.profile.evidence.get("modelled", ()))
+    times = []
+    for devices, hours, usd in size.times:
+        cost = "" if usd is None else f", ${usd.median:,.0f} (${usd.low:,.0f} to ${usd.high:,.0f})"
+        times.append(f"  {devices} x {kind}: {hours_in_words(hours)}{cost}")
     lines = [
         f"{instead.name}: {_gib(instead.low, instead.high)} GiB instead",
         f"{config.iterations} iterations, all devices on demand and training, "
         f"{size.profile.runs_in_words(shared=False)} (low to high):",
-        *(f"  {devices} x {kind}: {_time_in_words(hours, usd)}" for devices, hours, usd in size.times),
+        *times,
         *([size.no_price] if size.no_price else []),
         f"a denoising step: {size.profile.step.source}; assumed: {assumed}",
         *([] if config.reward.scorer else [stand_in_in_words(size.profile)]),
@@ -133,14 +138,6 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     for line in lines:
         screen.print(line, soft_wrap=True)
     return size.fits
-
-
-def _time_in_words(hours: Spread, usd: Spread | None) -> str:
-    """Return hours and dollars of a run, each with the ends of its range."""
-    from tasks.what_if_answer import hours_in_words
-
-    said = hours_in_words(hours)
-    return said if usd is None else f"{said}, ${usd.median:,.0f} (${usd.low:,.0f} to ${usd.high:,.0f})"
 
 
 def _memory_table(memory: DeviceMemory) -> Table:

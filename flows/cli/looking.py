@@ -23,20 +23,14 @@ from storage.clock import now
 from storage.config.errors import ALIASES
 from storage.config.loading import list_presets
 from storage.config.run_config import RunConfig
-from storage.config.settings_table import SettingEntry, list_settings, settings_page
+from storage.config.settings_table import list_settings, settings_page
 from storage.environment import MODELLED, PRESET, is_modelled
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation, compare_evaluations
 from storage.home import Home
 from storage.record.results import results_so_far
 from storage.record.run_folder import bare_folders
-from storage.record.run_status import (
-    LIVE,
-    Activity,
-    activity_of,
-    read_activity,
-    shown_status,
-)
+from storage.record.run_status import LIVE, Activity, activity_of, read_activity, shown_status
 from storage.record.run_store import RunRow, RunStore
 from storage.text import file_stem, one_line, writable_file
 
@@ -223,8 +217,13 @@ def settings(
             raise ConfigurationError("--markdown writes the whole page; leave SECTION and --json out")
         typer.echo(settings_page(), nl=False)
         return
-    wanted = section or ""
-    if not (entries := list_settings(wanted) or _about(wanted.lower())):
+    wanted, word = section or "", (section or "").lower()
+    entries = (
+        list_settings(wanted)
+        or (word in ALIASES and list_settings(ALIASES[word]))
+        or [entry for entry in list_settings() if word in f"{entry.name} {entry.description}".lower()]
+    )
+    if not entries:
         known = [*RunConfig.model_fields, *setting_names("")]
         near = difflib.get_close_matches(wanted, [one.rstrip("=") for one in known], n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -242,12 +241,6 @@ def settings(
     for entry in entries:
         table.add_row(entry.name, entry.default_text, entry.bounds, entry.description, end_section=True)
     console().print(table)
-
-
-def _about(word: str) -> list[SettingEntry]:
-    if word in ALIASES and (meant := list_settings(ALIASES[word])):
-        return meant
-    return [entry for entry in list_settings() if word in f"{entry.name} {entry.description}".lower()]
 
 
 def show_evaluation(result: dict[str, Any]) -> None:

@@ -31,7 +31,6 @@ from flows.output import console
 from flows.process.cancellation import crashes_with_its_cluster, gone_soon_when_cancelled
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_processes, note_process
 from flows.what_if_tables import print_tables
-from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import FOLDER_VARIABLE, Home
 from storage.record.run_status import RunLog
@@ -48,7 +47,11 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     """
     with _deployed() as home:
         if form.resume:
-            run_id, config = form.resume, _resumed(home, form)
+            if form.settings or form.iterations:
+                raise ConfigurationError(
+                    f"run {form.resume!r} keeps its own configuration; leave the other fields empty"
+                )
+            run_id, config = form.resume, start.resumed_configuration(home, form.resume)
         else:
             iterations = [f"iterations={form.iterations}"] if form.iterations else []
             config = start.new_configuration(form.preset, [*form.settings, *iterations])
@@ -134,11 +137,3 @@ def _deployed() -> Iterator[Home]:
     os.chdir(os.environ.get(FOLDER_VARIABLE, "."))
     with gone_soon_when_cancelled(), shown_in_prefect():
         yield Home.from_environment().ensure()
-
-
-def _resumed(home: Home, form: TrainingForm) -> RunConfig:
-    if form.settings or form.iterations:
-        raise ConfigurationError(
-            f"run {form.resume!r} keeps its own configuration; leave the other fields empty"
-        )
-    return start.resumed_configuration(home, form.resume)

@@ -78,7 +78,11 @@ def close_flow_runs_of_ended_processes(home: Home) -> None:
     try:
         with get_client(sync_client=True) as client:
             begun = [(one, process_of(one)) for one in _unfinished(client, "RUNNING", "CANCELLING")]
-            left = [(one, process) for one, process in begun if process and not _is_at_work_here(process)]
+            left = [
+                (flow_run, process)
+                for flow_run, process in begun
+                if process and not (process[0] == here and process_is_alive(*process[1:]))
+            ]
             # Read afterwards: a process's record and its reports to Prefect are final only once it is gone.
             store.reconcile()
             rows = {row.run_id: row for row in store.runs()}
@@ -100,11 +104,6 @@ def close_flow_runs_of_ended_processes(home: Home) -> None:
                 client.set_flow_run_state(flow_run.id, state, force=True)
     except (httpx.HTTPError, ObjectNotFound, StorageError) as error:
         _log.debug("flow runs whose process is gone stay as they are: %s", error)
-
-
-def _is_at_work_here(process: Process) -> bool:
-    host, pid, began_s = process
-    return host == socket.gethostname() and process_is_alive(pid, began_s)
 
 
 def close_flow_runs_of_deployments(deployment_ids: Sequence[UUID]) -> None:

@@ -67,14 +67,15 @@ class LocalServer:
         self.note = living_server(home) or self._start(
             wanted or ServerNote(LOOPBACK, first_port), exact=wanted is not None
         )
-        if wanted is not None and not self.note.listens_like(wanted):
+        note = self.note
+        if wanted and (note.host, note.port, note.names) != (wanted.host, wanted.port, wanted.names):
             raise ServerError(
-                f"the Prefect server of {home.path} (process {self.note.pid}) is already running and listens "
-                f"on {self.note.host}:{self.note.port}, not on {wanted.host}:{wanted.port} with the names "
-                f"asked for; use `--server-port {self.note.port} --host {self.note.host}`, or wait until its "
+                f"the Prefect server of {home.path} (process {note.pid}) is already running and listens "
+                f"on {note.host}:{note.port}, not on {wanted.host}:{wanted.port} with the names "
+                f"asked for; use `--server-port {note.port} --host {note.host}`, or wait until its "
                 "runs have ended"
             )
-        keep_from_proxy(reachable(self.note.host))
+        keep_from_proxy(reachable(note.host))
 
     @property
     def client_environment(self) -> dict[str, str]:

@@ -59,10 +59,6 @@ class ServerNote:
         """The address of Prefect's API, as this machine sees it."""
         return f"{self.ui_url}/api"
 
-    def listens_like(self, other: ServerNote) -> bool:
-        """Return True if both listen at one address and answer to the same names."""
-        return (self.host, self.port, self.names) == (other.host, other.port, other.names)
-
     def write(self, file: Path) -> None:
         """Write it; only its owner may read the file."""
         file.touch(0o600)

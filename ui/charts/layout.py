@@ -19,6 +19,9 @@ _EMPTY = "Nothing is recorded yet."
 
 Measure = Literal["score", "exact"]  # graded score, or the share of exact matches
 
+MEASURE_TITLES: dict[Measure, str] = {"score": "Score (0 to 1)", "exact": "Exact matches (share)"}
+"""The title of the axis of a measure."""
+
 Axis = Literal["iteration", "time", "usd"]
 """The quantity on the bottom axis: iterations, time at work, or dollars paid."""
 
@@ -145,8 +148,3 @@ def add_level(figure: go.Figure, level: float, text: str = "") -> None:
 
 SHARES = ".3~p"
 """The tick format of shares: as many digits as keep two neighbours apart, `0.5%` or `50%`."""
-
-
-def measure_title(measure: Measure) -> str:
-    """Return the title of the axis of a measure."""
-    return "Score (0 to 1)" if measure == "score" else "Exact matches (share)"

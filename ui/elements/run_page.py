@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from storage.processes import python_command
 from storage.record.run_folder import bare_folders
 from storage.record.run_status import LIVE
 from storage.text import file_stem
-from ui.data.links import Link, clone_command, load_links
+from ui.data.links import clone_command, load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
 from ui.elements.formatting import (
     MODELLED_BADGE,
@@ -49,9 +49,6 @@ _COLOURS = {
     "interrupted": "orange", "simulated": "orange",
 }  # fmt: skip
 
-RunPage = Callable[[RunView], None]
-"""A function that draws a page below the run's title."""
-
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 120.0  # seconds for the report of a long run on a busy machine
 
@@ -65,9 +62,9 @@ def errors_shown() -> Iterator[None]:
         st.error(plain_markdown(str(error)), icon=":material/database_off:")
 
 
-def _show_links(view: RunView, links: Sequence[Link]) -> None:
+def _show_links(view: RunView) -> None:
     row, run_id = st.container(horizontal=True), view.row.run_id
-    for link in links:
+    for link in load_links(view):
         if link.address:
             row.link_button(link.name, link.address, icon=":material/open_in_new:", help=link.how or None)
             continue
@@ -149,8 +146,8 @@ def seconds_left(view: RunView, now: float) -> float | None:
     return max(0.0, each_s * (planned - done) - min(since_s, each_s)) if each_s == each_s else None
 
 
-def show_page(draw: RunPage) -> None:
-    """Choose a run and show it; if there is none, say how to start one."""
+def show_page(draw: Callable[[RunView], None]) -> None:
+    """Choose a run and show it, `draw` below its title; if there is none, say how to start one."""
     home, overview = _opened()
     if overview is None:
         return
@@ -279,16 +276,6 @@ def _show_title(run_id: str, status: str, purpose: str = "", modelled: bool = Fa
     st.header(f"{plain_markdown(run_id)} {badge}{marked}", anchor=False)
 
 
-def _show_notes(view: RunView) -> None:
-    badges = [f":gray-badge[{plain_markdown(tag)}]" for tag in view.notes.tags]
-    if view.notes.archived:
-        badges.insert(0, ":gray-badge[:material/archive: archived]")
-    if badges:
-        st.markdown(" ".join(badges))
-    if view.notes.note:
-        st.caption(plain_markdown(view.notes.note))
-
-
 def _is_of_a_person(row: dict) -> bool:
     return not row["purpose"] and row["status"] != "simulated"
 
@@ -302,13 +289,19 @@ def _label(row: dict) -> str:
 
 
 @errors_shown()
-def _show_run(home: Home, run_id: str, live: bool, draw: RunPage) -> None:
+def _show_run(home: Home, run_id: str, live: bool, draw: Callable[[RunView], None]) -> None:
     view = load_run(home, run_id)
     if live and not view.is_live:
         st.rerun()  # it has ended: redraw the whole page, without the refreshing
-    _show_title(view.row.run_id, view.status, view.purpose, view.is_modelled and view.simulated is None)
-    _show_notes(view)
-    _show_links(view, load_links(view))
+    _show_title(run_id, view.status, view.purpose, view.is_modelled and view.simulated is None)
+    badges = [f":gray-badge[{plain_markdown(tag)}]" for tag in view.notes.tags]
+    if view.notes.archived:
+        badges.insert(0, ":gray-badge[:material/archive: archived]")
+    if badges:
+        st.markdown(" ".join(badges))
+    if view.notes.note:
+        st.caption(plain_markdown(view.notes.note))
+    _show_links(view)
     _show_trouble(view)
     if view.is_live:
         _show_live(view)

@@ -18,7 +18,7 @@ from storage.record.run_store import RunRow
 from tasks.inputs import plugin_facts
 from ui.data.run import Change, QualityView, RunView
 from ui.pages.health import rules
-from ui.pages.health.findings import Evidence, by_level
+from ui.pages.health.findings import Evidence, Finding, Rule, by_level
 
 EMPTY = pd.DataFrame({"iteration": [], "ended_at": [], "elapsed_s": []})
 
@@ -55,8 +55,11 @@ def ledger(*spent: tuple[str, str, float], samples: int = 0, losses: tuple[Loss,
     )
 
 
-def found(rule, run: RunView | None = None, book: Ledger | None = None):
-    return rule(Evidence(run or view(), book or ledger()))
+def found(
+    rule: Rule, run: RunView | None = None, book: Ledger | None = None, images: QualityView | None = None
+) -> Finding:
+    evidence = Evidence(run or view(), book or ledger(), images or QualityView())
+    return Finding(rules.RULES[rule], *rule(evidence))
 
 
 def test_a_run_of_which_nothing_is_recorded_neither_passes_nor_fails():
@@ -307,7 +310,7 @@ def quality(score: tuple[float, float], distance: tuple[float, float]) -> Qualit
 def test_a_score_that_rises_while_images_get_worse_is_a_problem(
     score: tuple[float, float], distance: tuple[float, float], level: str
 ):
-    finding = rules.hacking(Evidence(view(), ledger(), quality(score, distance)))
+    finding = found(rules.hacking, images=quality(score, distance))
     assert finding.level == level
     if level == "problem":
         assert "Score 0.400 -> 0.600; Distance to the rendered picture (1 - SSIM) 0.1 -> 0.15" in finding.text

@@ -13,7 +13,7 @@ from storage.evaluations.quality import JUDGE, PART, QUALITY, Group, QualityVerd
 from storage.record.queries import comparisons
 from storage.record.queries.runs import paid_usd
 from storage.record.run_store import RunStore
-from ui.charts.layout import SHARES, Axis, Measure, add_level, add_line, axis_titles, laid_out, measure_title
+from ui.charts.layout import MEASURE_TITLES, SHARES, Axis, Measure, add_level, add_line, axis_titles, laid_out
 from ui.data.run import QualityView, RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
@@ -84,7 +84,7 @@ def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFram
         before = float(view.scores[measure].iloc[0])
         add_level(figure, before, f"before training {before:.2f}")
     # A single first score is at 0, not between -1 and 1.
-    return laid_out(figure, heading, bottom, measure_title(measure), xaxis_rangemode="nonnegative")
+    return laid_out(figure, heading, bottom, MEASURE_TITLES[measure], xaxis_rangemode="nonnegative")
 
 
 def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> np.ndarray:
@@ -114,7 +114,7 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
     if not mean.empty:
         add_line(figure, mean["iteration"], mean["mean"], "mean", SCORE_COLOUR, 3, mode=_MARKED)
         add_level(figure, float(mean["mean"].iloc[0]))
-    return laid_out(figure, f"Over {len(seeds)} run seeds", "Iteration", measure_title(measure))
+    return laid_out(figure, f"Over {len(seeds)} run seeds", "Iteration", MEASURE_TITLES[measure])
 
 
 def learning_charts(view: RunView) -> list[go.Figure]:

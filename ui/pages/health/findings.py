@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,10 +20,10 @@ RECENT = 20  # number of iterations that a rule covers
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one rule: its level, its subject, what it found, and advice unless it passed."""
+    """The result of one rule: its subject, its level, what it found, and advice unless it passed."""
 
-    level: Level
     title: str
+    level: Level
     text: str
     advice: str = ""
 
@@ -51,24 +50,10 @@ class Evidence:
         return "" if value is None else f" (now {value:g})"
 
 
-Rule = Callable[[Evidence], Finding]
-
 Judgement = tuple[Level, str] | tuple[Level, str, str]
 """The level, the text and perhaps the advice of a `Finding`."""
 
-
-def rule(title: str) -> Callable[[Callable[[Evidence], Judgement]], Rule]:
-    """Return a decorator that turns a function judging the evidence into a rule with this title."""
-
-    def titled(judge: Callable[[Evidence], Judgement]) -> Rule:
-        @wraps(judge)
-        def finding(evidence: Evidence) -> Finding:
-            level, *words = judge(evidence)
-            return Finding(level, title, *words)
-
-        return finding
-
-    return titled
+Rule = Callable[[Evidence], Judgement]
 
 
 def judged(is_fine: bool, text: str, advice: str, level: Level = "warning") -> Judgement:

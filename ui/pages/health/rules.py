@@ -11,7 +11,7 @@ from storage.record.ledger import MOST_UNACCOUNTED
 from storage.record.results import too_short
 from ui.data.run import IDLE_SPOT_ADVICE
 from ui.elements.formatting import figure, fine_percent, percent, short_duration
-from ui.pages.health.findings import RECENT, Evidence, Finding, Judgement, Rule, judged, rule
+from ui.pages.health.findings import RECENT, Evidence, Finding, Judgement, Rule, judged
 
 _FLAT_EVALUATIONS = 4
 _FLAT = 0.01  # of score; a smaller gain over these evaluations is not a rise
@@ -30,7 +30,6 @@ _NO_ITERATION = "No iteration is done yet."
 _NO_TIME = "No device time is recorded yet."
 
 
-@rule("Held-out score")
 def score_course(evidence: Evidence) -> Judgement:
     """Check that the held-out score rises."""
     view = evidence.view
@@ -62,7 +61,6 @@ def score_course(evidence: Evidence) -> Judgement:
     return "passed", text
 
 
-@rule("Prompts without signal")
 def zero_variance(evidence: Evidence) -> Judgement:
     """Check for prompt groups whose samples all score the same, which gives no gradient."""
     shares = evidence.view.learning_courses()["zero_variance"]
@@ -97,7 +95,6 @@ def zero_variance(evidence: Evidence) -> Judgement:
     return judged(share <= _NO_VARIANCE[0], text, advice, "problem" if share > _NO_VARIANCE[1] else "warning")
 
 
-@rule("Ratio at the first update")
 def ratio(evidence: Evidence) -> Judgement:
     """Check that the rollout and the training compute the same log-probabilities."""
     values = evidence.recent("ratio_deviation")
@@ -116,7 +113,6 @@ def ratio(evidence: Evidence) -> Judgement:
     )  # fmt: skip
 
 
-@rule("KL to the reference")
 def reward_gaming(evidence: Evidence) -> Judgement:
     """Check for reward hacking: a policy that leaves the reference while the score falls."""
     view = evidence.view
@@ -139,7 +135,6 @@ def reward_gaming(evidence: Evidence) -> Judgement:
     return "problem", text, f"The policy exploits the reward (reward hacking): {weight}."
 
 
-@rule("Image quality")
 def hacking(evidence: Evidence) -> Judgement:
     """Check for a score that rises while the images get worse, which is not a gain."""
     verdict = evidence.quality.verdict
@@ -160,7 +155,6 @@ def hacking(evidence: Evidence) -> Judgement:
     return "problem", f"{text} The images get worse while the score rises.", advice
 
 
-@rule("Clipped denoising steps")
 def clipping(evidence: Evidence) -> Judgement:
     """Check for clipped denoising steps, which give no gradient."""
     values = evidence.recent("clip_share")
@@ -173,7 +167,6 @@ def clipping(evidence: Evidence) -> Judgement:
     return judged(share <= _CLIPPED, text, f"Lower `optimizer.learning_rate`{to}.", "problem")
 
 
-@rule("Gradient norm")
 def gradients(evidence: Evidence) -> Judgement:
     """Check for an unusually large gradient: a sign of a bad batch or of divergence."""
     values, every = evidence.recent("gradient_norm"), evidence.view.metric("gradient_norm")
@@ -188,7 +181,6 @@ def gradients(evidence: Evidence) -> Judgement:
     )
 
 
-@rule("The scorer")
 def scorer(evidence: Evidence) -> Judgement:
     """Check for prompt groups with an unscored image, which are paid for but not trained on."""
     samples = evidence.ledger.samples
@@ -206,7 +198,6 @@ def scorer(evidence: Evidence) -> Judgement:
     )
 
 
-@rule("Seeds ranked by older weights")
 def stale_ranks(evidence: Evidence) -> Judgement:
     """Check that stale drafts rank the seeds as fresh scores do."""
     values = evidence.recent("spearman")
@@ -222,7 +213,6 @@ def stale_ranks(evidence: Evidence) -> Judgement:
     )
 
 
-@rule("Idle spot devices")
 def spot_idle(evidence: Evidence) -> Judgement:
     """Check that spot devices do not idle while the reserved ones train."""
     idle = evidence.ledger.spot_idle_share
@@ -254,7 +244,6 @@ def _more_drafts(evidence: Evidence) -> str:
     return f"Raise `exploration.candidates` from {candidates:.0f} to {wanted}."
 
 
-@rule("Idle reserved devices")
 def reserved_idle(evidence: Evidence) -> Judgement:
     """Check that reserved devices, the expensive ones, do not idle."""
     whole = evidence.ledger.spent(market="reserved")
@@ -270,7 +259,6 @@ def reserved_idle(evidence: Evidence) -> Judgement:
     )  # fmt: skip
 
 
-@rule("Wait for exploration")
 def exploration_wait(evidence: Evidence) -> Judgement:
     """Check that the rollout does not wait for its seeds."""
     waits, lasts = evidence.recent("explore_wait_s"), evidence.recent("iteration_s")
@@ -287,7 +275,6 @@ def exploration_wait(evidence: Evidence) -> Judgement:
     return judged(share <= _WAIT, text, advice)
 
 
-@rule("Loading weights")
 def loading(evidence: Evidence) -> Judgement:
     """Check that loading new weights does not take too much time."""
     whole, load = evidence.ledger.spent(), evidence.ledger.spent(state="load")
@@ -301,7 +288,6 @@ def loading(evidence: Evidence) -> Judgement:
     )  # fmt: skip
 
 
-@rule("Repeated work")
 def repeated_work(evidence: Evidence) -> Judgement:
     """Check for paid work that a resumed run repeated."""
     whole, lost = evidence.ledger.spent(), evidence.ledger.lost
@@ -316,7 +302,6 @@ def repeated_work(evidence: Evidence) -> Judgement:
     return judged(share <= _LOST, text, advice)
 
 
-@rule("Lost devices")
 def losses(evidence: Evidence) -> Judgement:
     """Check how much unsaved work was lost with devices."""
     ledger = evidence.ledger
@@ -334,7 +319,6 @@ def losses(evidence: Evidence) -> Judgement:
     )
 
 
-@rule("The bill")
 def accounts(evidence: Evidence) -> Judgement:
     """Check that the states sum to the paid time, which is measured separately."""
     ledger = evidence.ledger
@@ -349,7 +333,6 @@ def accounts(evidence: Evidence) -> Judgement:
     )  # fmt: skip
 
 
-@rule("Devices that join")
 def starts(evidence: Evidence) -> Judgement:
     """Check that every configured device joins."""
     ledger = evidence.ledger
@@ -372,7 +355,6 @@ def starts(evidence: Evidence) -> Judgement:
     return "passed", "All devices joined, and none ended while loading."
 
 
-@rule("The machine's clock")
 def clock(evidence: Evidence) -> Judgement:
     """Check that the machine's clock does not jump during a run."""
     jumps = evidence.ledger.clock_jumps
@@ -387,13 +369,30 @@ def clock(evidence: Evidence) -> Judgement:
     return "warning", f"{len(jumps)} jumps, the latest: {jumps[0]}.", advice
 
 
-RULES: tuple[Rule, ...] = (
-    score_course, hacking, zero_variance, ratio, reward_gaming, clipping, gradients, scorer, stale_ranks,
-    spot_idle, reserved_idle, exploration_wait, loading, starts, losses, repeated_work, accounts, clock,
-)  # fmt: skip
+RULES: dict[Rule, str] = {
+    score_course: "Held-out score",
+    hacking: "Image quality",
+    zero_variance: "Prompts without signal",
+    ratio: "Ratio at the first update",
+    reward_gaming: "KL to the reference",
+    clipping: "Clipped denoising steps",
+    gradients: "Gradient norm",
+    scorer: "The scorer",
+    stale_ranks: "Seeds ranked by older weights",
+    spot_idle: "Idle spot devices",
+    reserved_idle: "Idle reserved devices",
+    exploration_wait: "Wait for exploration",
+    loading: "Loading weights",
+    starts: "Devices that join",
+    losses: "Lost devices",
+    repeated_work: "Repeated work",
+    accounts: "The bill",
+    clock: "The machine's clock",
+}
+"""The rules in display order, each with the title of its finding."""
 
 
 def findings_of(evidence: Evidence) -> list[Finding]:
     """Return the findings of the rules that apply to the run's objective."""
     clips = clips_ratio(evidence.view.row.environment)
-    return [rule(evidence) for rule in RULES if rule is not clipping or clips]
+    return [Finding(title, *rule(evidence)) for rule, title in RULES.items() if rule is not clipping or clips]

@@ -28,15 +28,6 @@ def _spread(values: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(values[index] for index in dict.fromkeys(indices))
 
 
-def _ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
-    text = words.strip().casefold()
-    kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]
-    gain = kept["score_latest"] - kept["score_first"]
-    if order == _ORDERS[0]:
-        return kept
-    return kept.assign(gain=gain).sort_values("gain", ascending=order == _ORDERS[2], kind="stable")
-
-
 def _show_images(view: RunView) -> None:
     until = view.newest.evaluation_at
     images = load(image_queries.pictured_images, view, until=until)
@@ -55,7 +46,11 @@ def _show_grid(view: RunView, pictured: pd.DataFrame, evaluations: list[int]) ->
     left, middle, right = st.columns([2, 1, 1])
     words = left.text_input("Prompts that contain", key=f"words-{run_id}", placeholder="all")
     order = middle.selectbox("Order", _ORDERS, key=f"order-{run_id}") or _ORDERS[0]
-    images = _ordered(pictured, order, words)
+    text = words.strip().casefold()
+    images = pictured.loc[[text in prompt.casefold() for prompt in pictured["prompt"]]]
+    if order != _ORDERS[0]:
+        gained = images.assign(gain=images["score_latest"] - images["score_first"])
+        images = gained.sort_values("gain", ascending=order == _ORDERS[2], kind="stable")
     if images.empty:
         st.caption("No pictured prompt contains this; clear the field to see all.")
         return

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from storage.record.queries.seeds import best_and_worst
-from storage.record.results import variance_gain
+from storage.record.results import VarianceGain, variance_gain
 from ui.data.run import RunView, load, with_verdicts
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import moment, percent, plain_markdown, short_duration
@@ -39,33 +39,26 @@ def _show_plain() -> None:
     st.code("spotlight train --preset glyphs --set exploration.strategy=stale", language="bash")
 
 
-def _show_alerts(alerts: pd.DataFrame) -> None:
+def _show_events(view: RunView, alerts: pd.DataFrame, decisions: pd.DataFrame) -> None:
+    """Show the latest alerts, and what the strategy decided last."""
     rows = alerts.head(_SHOWN_ALERTS).to_dict("records")
-    if not rows:
-        return
     lines = [f"{moment(row['happened_at'])}: {plain_markdown(row['message'])}" for row in rows]
     if len(alerts) > len(rows):
         lines.append(f"and {len(alerts) - len(rows)} earlier, among the events on the page Convergence")
-    st.warning("\n\n".join(lines), icon=":material/notification_important:")
-
-
-def _show_decision(view: RunView, decisions: pd.DataFrame) -> None:
+    if lines:
+        st.warning("\n\n".join(lines), icon=":material/notification_important:")
     strategy = view.setting("exploration", "strategy")
-    for row in decisions.to_dict("records"):
-        st.info(
-            f"`exploration.strategy={strategy}`: {plain_markdown(row['message'])}",
-            icon=":material/alt_route:",
-        )
+    for message in decisions["message"]:
+        st.info(f"`exploration.strategy={strategy}`: {plain_markdown(message)}", icon=":material/alt_route:")
 
 
 def _show_seed_verdict(view: RunView) -> None:
     gain = ""
-    if ratio := _spread_ratio(view):
-        value, how = ratio
-        gain = f"ept groups have {value:.1f}x the variance of random ones."
-        gain = f"By their drafts, k{gain}" if how == "by drafts" else f"K{gain}"
+    if measured := _gain(view):
+        gain = f"ept groups have {measured.ratio:.1f}x the variance of random ones."
+        gain = f"K{gain}" if measured.rolled_out else f"By their drafts, k{gain}"
     ranks = view.measured("spearman", _RECENT)
-    if not ranks.size and _trained_on_drafts(view):
+    if not ranks.size and view.measured("off_policy_samples").any():
         st.info(
             "**Trained on its drafts**: they were not rolled out again, so no newer scores show how well "
             f"their weights rank seeds. {gain}",
@@ -91,13 +84,9 @@ def _show_seed_verdict(view: RunView) -> None:
     box(f"**The last iteration's weights {text}. {gain}", icon=f":material/{icon}:")
 
 
-def _trained_on_drafts(view: RunView) -> bool:
-    return bool(view.measured("off_policy_samples").any())
-
-
 def _show_seed_figures(view: RunView) -> None:
     drafts, unexplored = view.measured("drafts"), view.measured("prompts_unexplored")
-    value, how = _spread_ratio(view) or (None, None)
+    gain = _gain(view)
     show_tiles(
         ("Drafts", f"{drafts.sum():,.0f}" if drafts.size else "-",
          f"{drafts.mean():.0f} an iteration" if drafts.size else None,
@@ -106,7 +95,8 @@ def _show_seed_figures(view: RunView) -> None:
          "Share of the seeds chosen by stale drafts that fresh scores would also choose."),
         ("Draft error", *_latest_and_median(view, "draft_error", as_figure),
          "Mean distance between a seed's draft score and its rollout score."),
-        ("Variance gain", "-" if value is None else f"{value:.2f}×", how,
+        ("Variance gain", f"{gain.ratio:.2f}×" if gain else "-",
+         ("as rolled out" if gain.rolled_out else "by drafts") if gain else None,
          "Variance of a prompt group's scores: kept over random groups, in all iterations."),
         ("Wait for exploration", *_latest_and_median(view, "explore_wait_s", short_duration),
          "Time after training that the devices waited for the next iteration's seeds."),
@@ -122,10 +112,9 @@ def _latest_and_median(view: RunView, name: str, as_text: Callable[[float], str]
     return latest, f"{as_text(float(np.median(values)))} median" if values.size > 1 else None
 
 
-def _spread_ratio(view: RunView) -> tuple[float, str] | None:
+def _gain(view: RunView) -> VarianceGain | None:
     names = ("spread_random", "spread_rollout", "spread_kept")
-    gain = variance_gain(zip(*(view.metric(name).tolist() for name in names), strict=True))
-    return gain and (gain.ratio, "as rolled out" if gain.rolled_out else "by drafts")
+    return variance_gain(zip(*(view.metric(name).tolist() for name in names), strict=True))
 
 
 def _show_seeds(view: RunView) -> None:
@@ -137,8 +126,7 @@ def _show_seeds(view: RunView) -> None:
     if not view.explores and not has_drafts:
         _show_plain()
         return
-    _show_alerts(seeds.alerts)
-    _show_decision(view, seeds.decisions)
+    _show_events(view, seeds.alerts, seeds.decisions)
     if view.metrics.empty:
         st.info(
             "Figures appear with the first iteration, comparisons of stale drafts with the second.",
@@ -147,7 +135,7 @@ def _show_seeds(view: RunView) -> None:
         return
     _show_seed_verdict(view)
     _show_seed_figures(view)
-    if not seeds.pairs.empty or not _trained_on_drafts(view):
+    if not seeds.pairs.empty or not view.measured("off_policy_samples").any():
         st.subheader("Stale against fresh")
         left, right = st.columns(2)
         with left:

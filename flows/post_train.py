@@ -33,7 +33,7 @@ from flows.process.ended_flow_runs import note_process
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
 from flows.progress import reporter
-from flows.run_identity import check_run_id, new_run_id
+from flows.run_identity import check_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
 from storage.environment import PURPOSE, environment, preset_fact
@@ -80,7 +80,7 @@ COMMIT_WAIT_S = 60.0
 
 def train_run(
     config: RunConfig,
-    run_id: str | None = None,
+    run_id: str,
     preset: str = "",
     purpose: str = "",
     repeats: Mapping[str, str] | None = None,
@@ -89,13 +89,12 @@ def train_run(
 
     Args:
         config: its settings, with the prices of its price book.
-        run_id: a run to resume, or the identifier of a new one; generated if missing.
+        run_id: a run to resume, or the identifier of a new one.
         preset: preset of a new run's configuration, as the user gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
         repeats: facts `storage.environment.REPEATED` of the run that a new one reproduces; None for none.
     """
     home = Home.from_environment().ensure()
-    run_id = run_id or new_run_id(config.name)
     store = RunStore(home)
     given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), **(repeats or {})}
     log = RunLog(home, run_id)

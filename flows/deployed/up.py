@@ -104,7 +104,7 @@ def _serve(
     ready.unlink(missing_ok=True)
     ends.callback(ready.unlink, missing_ok=True)
     ends.callback(lambda: end_processes(left_of(home)))  # descendants of a killed child
-    mark = {UP_VARIABLE: _mark(home), HOME_VARIABLE: str(home.path)}
+    mark = {UP_VARIABLE: str(home.path.resolve()), HOME_VARIABLE: str(home.path)}
     server = LocalServer(home, own, mark)
     ends.callback(server.stop)
     children: list[Child] = []
@@ -248,17 +248,12 @@ def _refuse_other_machine(home: Home) -> None:
 
 def left_of(home: Home) -> list[psutil.Process]:
     """Return the living children of a home's `up` and their descendants, which carry its path."""
-    found, mark = [], _mark(home)
+    found, mark = [], str(home.path.resolve())  # however the home's path is spelled
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(UP_VARIABLE) == mark:
                 found.append(process)
     return found
-
-
-def _mark(home: Home) -> str:
-    """Return the environment marker of an `up`'s processes, however the home's path is spelled."""
-    return str(home.path.resolve())
 
 
 def _in_words(process: psutil.Process) -> str:

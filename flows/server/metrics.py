@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -43,52 +43,42 @@ _FIGURES = {
 def families(runs: Iterable[LiveRun], now: float) -> list[Metric]:
     """Return the metrics of some runs for Prometheus, as of `now` (Unix seconds)."""
     made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    gauge, counter, fleet = GaugeMetricFamily, CounterMetricFamily, ("market", "state")
     for run in runs:
-        for kind, name, text, labels, values in _metrics(run, now):
+        lag_s = max(0.0, now - run.newest_at) if run.status == "running" else None
+        figures = (
+            ("iteration", "Committed iterations.", run.iteration),
+            ("iterations_planned", "Iterations in the run's settings.", run.planned),
+            ("score", "Mean score of the newest held-out evaluation.", run.score),
+            ("exact_share", "Share of the newest held-out images that satisfy their prompt completely.",
+             run.exact),
+            ("last_commit_timestamp_seconds", "When the newest record was committed (Unix seconds).",
+             run.newest_at),
+            ("commit_lag_seconds", "Seconds since the newest record of a running run.", lag_s),
+            *((name, text, run.metrics.get(figure)) for figure, (name, text) in _FIGURES.items()),
+        )  # fmt: skip
+        phases = {(name.removesuffix("_s"),): s for name, s in run.metrics.items() if name.endswith("_s")}
+        device_s, usd = ({place: both[at] for place, both in run.spent.items()} for at in (0, 1))
+        # Kind of a metric, its name, its text, its labels beside the run, and a value for each of those.
+        for kind, name, text, labels, values in (
+            *((gauge, name, text, (), {} if value is None else {(): value}) for name, text, value in figures),
+            (gauge, "run_info", "1 for each run that is shown, with its status.", ("name", "status"),
+             {(run.name, run.status): 1}),
+            (gauge, "phase_seconds", "Seconds of each phase that ended with the newest iteration.",
+             ("phase",), phases),
+            (gauge, "devices", "Mean number of devices in each state over the newest iteration.", fleet,
+             run.devices),
+            # Gauges: a resumed run moves what it repeats to `lost`, and no longer has its judges' answers.
+            (gauge, "device_seconds", "Paid device-seconds, lost work included.", fleet, device_s),
+            (gauge, "cost_usd", "Dollars for devices, lost work included.", fleet, usd),
+            (gauge, "judge_cost_usd", "Dollars for judges that have a price.", (), {(): run.judge_usd}),
+            (counter, "device_events", "Devices that joined, failed, had a notice, left or were lost.",
+             ("market", "kind"), run.device_events),
+        ):  # fmt: skip
             family = made.setdefault(name, kind(f"spotlight_{name}", text, labels=["run", *labels]))
             for label, value in values.items():
                 family.add_metric([run.run_id, *label], value)
     return list(made.values())
-
-
-_Described = tuple[
-    type[GaugeMetricFamily | CounterMetricFamily], str, str, tuple[str, ...], Mapping[tuple[str, ...], float]
-]
-"""Kind of a metric, its name without `spotlight_`, its text, its labels beside the run, a value for each."""
-
-
-def _metrics(run: LiveRun, now: float) -> Iterator[_Described]:
-    gauge, counter, fleet = GaugeMetricFamily, CounterMetricFamily, ("market", "state")
-    goes_on = run.status == "running"
-    for name, text, value in (
-        ("iteration", "Committed iterations.", run.iteration),
-        ("iterations_planned", "Iterations in the run's settings.", run.planned),
-        ("score", "Mean score of the newest held-out evaluation.", run.score),
-        ("exact_share", "Share of the newest held-out images that satisfy their prompt completely.",
-         run.exact),
-        ("last_commit_timestamp_seconds", "When the newest record was committed (Unix seconds).",
-         run.newest_at),
-        ("commit_lag_seconds", "Seconds since the newest record of a running run.",
-         max(0.0, now - run.newest_at) if goes_on else None),
-        *((name, text, run.metrics.get(figure)) for figure, (name, text) in _FIGURES.items()),
-    ):  # fmt: skip
-        yield gauge, name, text, (), {} if value is None else {(): value}
-    phases = {(name.removesuffix("_s"),): s for name, s in run.metrics.items() if name.endswith("_s")}
-    device_s, usd = ({place: both[at] for place, both in run.spent.items()} for at in (0, 1))
-    yield from (
-        (gauge, "run_info", "1 for each run that is shown, with its status.", ("name", "status"),
-         {(run.name, run.status): 1}),
-        (gauge, "phase_seconds", "Seconds of each phase that ended with the newest iteration.", ("phase",),
-         phases),
-        (gauge, "devices", "Mean number of devices in each state over the newest iteration.", fleet,
-         run.devices),
-        # Gauges: a resumed run moves what it repeats to `lost`, and no longer has its judges' answers.
-        (gauge, "device_seconds", "Paid device-seconds, lost work included.", fleet, device_s),
-        (gauge, "cost_usd", "Dollars for devices, lost work included.", fleet, usd),
-        (gauge, "judge_cost_usd", "Dollars for judges that have a price.", (), {(): run.judge_usd}),
-        (counter, "device_events", "Devices that joined, failed, had a notice, left or were lost.",
-         ("market", "kind"), run.device_events),
-    )  # fmt: skip
 
 
 class _HomeCollector(Collector):

@@ -53,10 +53,8 @@ def _recorded(home: Home, run_id: str) -> tuple[dict[str, str], tuple[str, str] 
 def load_links(view: RunView) -> list[Link]:
     """Return the places of a run, in display order: pages on servers, then its separate evaluations."""
     noted, identity, evaluations = _recorded(view.home, view.row.run_id)
-    links = [
-        prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), is_prefect),
-        *_reader_places(view, noted, identity),
-    ]
+    prefect = prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), is_prefect)
+    links = [prefect, *_reader_places(view, noted, identity)]
     if evaluations:
         address = f"/evaluations?run={quote(view.row.run_id, safe='')}"
         links.append(Link("Evaluations", address, f"{evaluations} by `spotlight evaluate`"))

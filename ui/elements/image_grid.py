@@ -50,7 +50,7 @@ def best_and_worst_html(images: pd.DataFrame) -> str:
             draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
             sides += _side(row, f"{row['place']}: seed {row['seed_index']}{draft}")
         cards.append(_card(f"Iteration {iteration}", "", sides))
-    return _grid(cards) + _note(images)
+    return _grid(cards, images)
 
 
 def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -69,7 +69,7 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
             shown = f'<summary><div class="sl-when">{when}</div>{picture}</summary>{read}'
             sides += f'<details class="sl-zoom">{shown}</details>'
         cards.append(_prompt_card(rows[0], sides, "sl-course"))
-    return _grid(cards, attributes=' style="grid-template-columns: 1fr"') + _note(images)
+    return _grid(cards, images, attributes=' style="grid-template-columns: 1fr"')
 
 
 def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -82,13 +82,11 @@ def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -
 
 def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
     """Return a card per prompt with its picture and the scorer's reading; arguments as for `course_html`."""
-    cards = [
-        _prompt_card(
-            row, _source(row, sources) + "".join(_picture_and_reading(row, _when(row["iteration"]))), "sl-one"
-        )
-        for row in _rows(images)
-    ]
-    return _grid(cards, " sl-evaluation")
+    cards = []
+    for row in _rows(images):
+        sides = [_source(row, sources), *_picture_and_reading(row, _when(row["iteration"]))]
+        cards.append(_prompt_card(row, "".join(sides), "sl-one"))
+    return _grid(cards, style=" sl-evaluation")
 
 
 def compared_html(images: pd.DataFrame) -> str:
@@ -97,7 +95,7 @@ def compared_html(images: pd.DataFrame) -> str:
     for rows in _by_prompt(images):
         named = [(row, html.escape(f"{row['run_id']}, {_when(row['iteration'])}")) for row in rows]
         cards.append(_prompt_card(rows[0], "".join(_side(row, name) for row, name in named), "sl-course"))
-    return _grid(cards, " sl-compared") + _note(images)
+    return _grid(cards, images, " sl-compared")
 
 
 def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -115,7 +113,7 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
                 own = {name.removesuffix(f"_{end}"): value for name, value in row.items()}
                 sides += _side(own, _when(own["iteration"]))
         cards.append(_prompt_card(row, sides, "sl-pair sl-three" if source else "sl-pair"))
-    return _grid(cards, " sl-gallery") + _note(images)
+    return _grid(cards, images, " sl-gallery")
 
 
 def run_html(run_id: str, status: str, scores: pd.DataFrame, images: pd.DataFrame) -> str:
@@ -131,16 +129,15 @@ def run_html(run_id: str, status: str, scores: pd.DataFrame, images: pd.DataFram
     return f"<p>{facts}</p>{gallery_html(images) if len(images) else ''}"
 
 
-def _grid(cards: list[str], style: str = "", attributes: str = "") -> str:
-    return f'{_STYLE}<div class="sl-grid{style}"{attributes}>{"".join(cards)}</div>'
+def _grid(cards: list[str], images: pd.DataFrame | None = None, style: str = "", attributes: str = "") -> str:
+    """Return the cards; below them the meaning of "exact", if some of `images` have a verdict."""
+    verdicts = [] if images is None else [images[name] for name in images if name.startswith("exact")]
+    note = _NOTE if any(given.notna().any() for given in verdicts) else ""
+    return f'{_STYLE}<div class="sl-grid{style}"{attributes}>{"".join(cards)}</div>{note}'
 
 
 def _by_prompt(images: pd.DataFrame) -> list[list[dict]]:
     return [_rows(part) for _, part in images.groupby(["prompt_id", "seed_index"], sort=False)]
-
-
-def _note(images: pd.DataFrame) -> str:
-    return _NOTE if any(images[name].notna().any() for name in images if name.startswith("exact")) else ""
 
 
 def _source(row: dict, sources: Mapping[int, str] | None) -> str:

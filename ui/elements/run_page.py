@@ -14,7 +14,6 @@ from urllib.parse import urljoin
 
 import pandas as pd
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE, Home
@@ -72,7 +71,20 @@ def _show_links(view: RunView) -> None:
             st.markdown(link.how)
             if link.command:
                 st.code(link.command, language="bash")
-    _show_commands(row, view)
+    if view.is_live:
+        with row.popover("Stop", icon=":material/stop_circle:"):
+            st.markdown(
+                f"On {plain_markdown(view.row.host)}; what is committed stays, and it can be resumed:"
+            )
+            st.code(f"spotlight stop {shlex.quote(run_id)}", language="bash")
+    if view.simulated is None:
+        with row.popover("Clone with changes", icon=":material/content_copy:"):
+            try:
+                command = clone_command(view)
+                st.markdown("A new run with the settings of this one; add or change settings as you like:")
+                st.code(command, language="bash", wrap_lines=True)
+            except ConfigurationError as error:
+                st.caption(plain_markdown(str(error)))
     dashboard = urljoin(st.context.url or "", "/")
     row.download_button(
         "Report", data=lambda: _report(view.home, run_id, dashboard),
@@ -80,25 +92,6 @@ def _show_links(view: RunView) -> None:
         key=f"report-{run_id}", on_click="ignore", icon=":material/download:",
         help="One HTML file with the charts of all pages; `spotlight report` writes it too.",
     )  # fmt: skip
-
-
-def _show_commands(row: DeltaGenerator, view: RunView) -> None:
-    if view.is_live:
-        with row.popover("Stop", icon=":material/stop_circle:"):
-            st.markdown(
-                f"On {plain_markdown(view.row.host)}; what is committed stays, and it can be resumed:"
-            )
-            st.code(f"spotlight stop {shlex.quote(view.row.run_id)}", language="bash")
-    if view.simulated is not None:
-        return
-    with row.popover("Clone with changes", icon=":material/content_copy:"):
-        try:
-            command = clone_command(view)
-        except ConfigurationError as error:
-            st.caption(plain_markdown(str(error)))
-            return
-        st.markdown("A new run with the settings of this one; add or change settings as you like:")
-        st.code(command, language="bash", wrap_lines=True)
 
 
 def _report(home: Home, run_id: str, dashboard: str) -> bytes:

@@ -188,7 +188,7 @@ def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:
         report.sentence("This run drafted no seeds.")
         return
     charts = [] if seeds.pairs.empty else [seed_charts.pair_chart(seeds.pairs)]
-    charts += [seed_charts.rank_chart(view, view.least_spearman), seed_charts.spread_chart(view)]
+    charts += [seed_charts.rank_chart(view), seed_charts.spread_chart(view)]
     charts += [seed_charts.success_chart(seeds.drafts)] if view.gives_verdict else []
     report.charts(charts)
     drawn = seed_charts.draft_map(seeds.drafts, view.gives_verdict)

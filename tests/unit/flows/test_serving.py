@@ -13,7 +13,7 @@ import yaml
 from prefect.client.schemas.schedules import CronSchedule
 from pydantic import BaseModel, ValidationError
 
-from flows.deployed.deployments import FLOWS, _resumed, what_if_by_form
+from flows.deployed.deployments import FLOWS, post_train_by_form, what_if_by_form
 from flows.deployed.forms import (
     NIGHTLY_CRON,
     NIGHTLY_ZONE,
@@ -32,7 +32,6 @@ from flows.process.ended_flow_runs import note_process
 from flows.reproduce import reproduce
 from storage.config.loading import list_presets
 from storage.errors import ConfigurationError
-from storage.home import Home
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = ["post-train", "evaluate", "reproduce", "pretrain", "what-if", "nightly-ocr", "nightly-geneval"]
@@ -88,9 +87,11 @@ def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, An
     ] * len(here)
 
 
-def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):
+def test_a_run_to_resume_has_no_other_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr("flows.deployed.deployments.shown_in_prefect", nullcontext)
     with pytest.raises(ConfigurationError, match="keeps its own configuration"):
-        _resumed(Home(tmp_path), TrainingForm(resume="a", iterations=3))
+        post_train_by_form.fn(TrainingForm(resume="a", iterations=3))
 
 
 def test_every_deployment_says_what_it_does():

@@ -59,7 +59,8 @@ def found(
     rule: Rule, run: RunView | None = None, book: Ledger | None = None, images: QualityView | None = None
 ) -> Finding:
     evidence = Evidence(run or view(), book or ledger(), images or QualityView())
-    return Finding(rules.RULES[rule], *rule(evidence))
+    level, *words = rule(evidence)
+    return Finding(rules.RULES[rule], level, *words)
 
 
 def test_a_run_of_which_nothing_is_recorded_neither_passes_nor_fails():

@@ -394,5 +394,9 @@ RULES: dict[Rule, str] = {
 
 def findings_of(evidence: Evidence) -> list[Finding]:
     """Return the findings of the rules that apply to the run's objective."""
-    clips = clips_ratio(evidence.view.row.environment)
-    return [Finding(title, *rule(evidence)) for rule, title in RULES.items() if rule is not clipping or clips]
+    clips, findings = clips_ratio(evidence.view.row.environment), []
+    for rule, title in RULES.items():
+        if rule is not clipping or clips:
+            level, *words = rule(evidence)
+            findings.append(Finding(title, level, *words))
+    return findings

@@ -37,23 +37,12 @@ def _show() -> None:
         st.markdown("Reproduce a finished run, or schedule it every night:")
         st.code("spotlight reproduce RUN\nspotlight up --schedule", language="bash")
         return
-    newest = rows.drop_duplicates("series")
-    for row in newest.to_dict("records"):
-        _show_verdict(row)
-    _show_history(rows)
-    _show_differences(rows)
-
-
-def _show_verdict(row: dict) -> None:
-    """Show a box for a series' newest reproduction; it is red if the result differs."""
-    box = st.error if row["verdict"] in _BAD else st.info if row["verdict"] == "recorded" else st.success
-    box(
-        f"**{plain_markdown(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "
-        f"{plain_markdown(row['message'])}"
-    )
-
-
-def _show_history(rows: pd.DataFrame) -> None:
+    for row in rows.drop_duplicates("series").to_dict("records"):  # the newest of each series
+        box = st.error if row["verdict"] in _BAD else st.info if row["verdict"] == "recorded" else st.success
+        box(
+            f"**{plain_markdown(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "
+            f"{plain_markdown(row['message'])}"
+        )
     st.subheader("All reproductions, newest first", anchor=False)
     shown = pd.DataFrame(
         {
@@ -73,9 +62,6 @@ def _show_history(rows: pd.DataFrame) -> None:
         }
     )
     st.dataframe(shown, hide_index=True)
-
-
-def _show_differences(rows: pd.DataFrame) -> None:
     differing = rows[rows["differences"] != "[]"]
     if differing.empty:
         return

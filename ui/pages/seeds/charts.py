@@ -111,9 +111,9 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
     )  # fmt: skip
 
 
-def rank_chart(view: RunView, least: float | None) -> go.Figure:
-    """Chart how well stale drafts rank the seeds, with the run's alarm level `least`."""
-    figure = go.Figure()
+def rank_chart(view: RunView) -> go.Figure:
+    """Chart how well stale drafts rank the seeds, with the run's alarm level."""
+    figure, least = go.Figure(), view.least_spearman
     _add_course(figure, view, "kept_overlap", "kept overlap", DRAFT_COLOUR, 1.5)
     _add_course(figure, view, "kendall", "Kendall", SAMPLES_COLOUR, 1.5)
     _add_course(figure, view, "spearman", "Spearman", SCORE_COLOUR, 3)

@@ -140,7 +140,7 @@ def _show_seeds(view: RunView) -> None:
         left, right = st.columns(2)
         with left:
             _show_pairs(view, seeds)
-        right.plotly_chart(charts.rank_chart(view, view.least_spearman), key="ranks", config=PLOT_SETTINGS)
+        right.plotly_chart(charts.rank_chart(view), key="ranks", config=PLOT_SETTINGS)
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(view, seeds)

@@ -126,8 +126,22 @@ def _show_spot(view: RunView) -> None:
     _show_spot_verdict(ledger, view.is_modelled)
     _show_spot_figures(ledger)
     _show_course(view, iterations)
-    _show_use(utilisation)
-    _show_decisions(decisions)
+    st.subheader("Where the time went")
+    if utilisation.empty:
+        st.caption("Shares appear with the first iteration.")
+    else:
+        show_in_pairs(utilisation_charts(utilisation), "use")
+        together = max((utilisation["last"] - utilisation["first"] + 1).tolist())
+        note = f" Each bar is {together} iterations." if together > 1 else ""
+        st.caption(f"Excludes evaluations and repeated work.{note}")
+    if not decisions.empty:
+        st.subheader("Devices rented")
+        happened = zip(decisions["happened_at"].map(moment), decisions["message"], strict=True)
+        show_rows(["when", "decision"], happened)
+        st.caption(
+            "Decided before each iteration from recent times and prices; one line per change. "
+            "`runtime.capacity=static` keeps the number at `runtime.spot_workers`."
+        )
     st.subheader("Lost devices")
     _show_losses(ledger)
     _show_accounts(ledger)
@@ -139,7 +153,19 @@ def _show_spot(view: RunView) -> None:
 
 def _show_course(view: RunView, iterations: list[int]) -> None:
     st.subheader("Time line")
-    first, last = _chosen_iterations(view, iterations)
+    run_id = view.row.run_id
+    chosen = st.segmented_control(
+        "Iterations", [*_LATEST, _RANGE], default="Latest 3", key=f"course-{run_id}",
+        label_visibility="collapsed",
+    )  # fmt: skip
+    # Up to the planned end, not the current one: a growing slider forgets the choice.
+    end = max(view.planned_iterations or 0, *iterations)
+    if chosen == _RANGE and end > 0:
+        latest = iterations[-3:]
+        first, last = st.slider("Iterations", 0, end, (latest[0], latest[-1]), key=f"range-{run_id}")
+    else:
+        latest = iterations[-_LATEST.get(chosen or "", 3) :]
+        first, last = latest[0], latest[-1]
     course = load(read_course, view, first, last)
     if course.intervals.empty:
         st.caption("Nothing is recorded for these iterations.")
@@ -180,43 +206,6 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
     st.caption(
         "With many images left, the most steps a device-second win; with fewer images than devices, the "
         "shortest step. A missing degree was not tried: it could not pay off, or time was too short so far."
-    )
-
-
-def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
-    run_id = view.row.run_id
-    chosen = st.segmented_control(
-        "Iterations", [*_LATEST, _RANGE], default="Latest 3", key=f"course-{run_id}",
-        label_visibility="collapsed",
-    )  # fmt: skip
-    # Up to the planned end, not the current one: a growing slider forgets the choice.
-    end = max(view.planned_iterations or 0, *recorded)
-    if chosen == _RANGE and end > 0:
-        return st.slider("Iterations", 0, end, (recorded[-3:][0], recorded[-1]), key=f"range-{run_id}")
-    latest = recorded[-_LATEST.get(chosen or "", 3) :]
-    return latest[0], latest[-1]
-
-
-def _show_use(utilisation: pd.DataFrame) -> None:
-    st.subheader("Where the time went")
-    if utilisation.empty:
-        st.caption("Shares appear with the first iteration.")
-        return
-    show_in_pairs(utilisation_charts(utilisation), "use")
-    together = max((utilisation["last"] - utilisation["first"] + 1).tolist())
-    note = f" Each bar is {together} iterations." if together > 1 else ""
-    st.caption(f"Excludes evaluations and repeated work.{note}")
-
-
-def _show_decisions(decisions: pd.DataFrame) -> None:
-    if decisions.empty:
-        return
-    st.subheader("Devices rented")
-    happened = zip(decisions["happened_at"].map(moment), decisions["message"], strict=True)
-    show_rows(["when", "decision"], happened)
-    st.caption(
-        "Decided before each iteration from recent times and prices; one line per change. "
-        "`runtime.capacity=static` keeps the number at `runtime.spot_workers`."
     )
 
 

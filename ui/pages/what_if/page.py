@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import streamlit as st
@@ -38,7 +38,7 @@ def _show() -> None:
     )
     home = Home.from_environment()
     try:
-        question, pressed = _show_form(_profiles(home))
+        question, pressed = _show_form(home)
         # A link to an answer shows it at once in a new session.
         if pressed or (_LINK in st.query_params and _KEPT not in st.session_state):
             st.session_state[_KEPT] = None
@@ -71,16 +71,6 @@ def _bar() -> Iterator[OnStep]:
         yield on_step
     finally:
         bar.empty()
-
-
-def _profiles(home: Home) -> list[str]:
-    """Return GPUs, the profiles that ship with the project, then recorded runs, newest first."""
-    carried = [*GPUS, *sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))]
-    try:
-        overview = load_overview(home)
-    except StorageError:
-        return carried
-    return [*carried, *overview["run_id"].tolist()]
 
 
 def _show_answer(asked: data.Asked, home: Home) -> None:
@@ -126,27 +116,22 @@ def _show_policies(asked: data.Asked) -> None:
             "so the table does not show what exploration contributes to learning."
         )
     )
-    _show_milestones(asked)
+    table = data.milestone_table(asked)
+    if not table.empty:
+        st.subheader("To a score")
+        st.dataframe(table, hide_index=True)
+        curves, other = asked.answer["curves"]["name"], asked.answer["other_learner"]
+        st.caption(
+            markdown_text(
+                "Time and dollars to a share of the baseline's progress: the futures' median iteration time "
+                f"× the median iterations of the curves {curves}{other and f' ({other})'}, without startup "
+                "and evaluations. Learning: lowest and highest run seed relative to the median, to the last "
+                "score; system: the same over the futures. ≥ means some run seeds did not get there."
+            )
+        )
     for sentence in asked.answer.get("conclusions", ()):
         st.markdown(markdown_text(sentence))
     st.plotly_chart(data.policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
-
-
-def _show_milestones(asked: data.Asked) -> None:
-    table = data.milestone_table(asked)
-    if table.empty:
-        return
-    st.subheader("To a score")
-    st.dataframe(table, hide_index=True)
-    curves, other = asked.answer["curves"]["name"], asked.answer["other_learner"]
-    st.caption(
-        markdown_text(
-            "Time and dollars to a share of the baseline's progress: the futures' median iteration time × "
-            f"the median iterations of the curves {curves}{other and f' ({other})'}, without startup and "
-            "evaluations. Learning: lowest and highest run seed relative to the median, to the last score; "
-            "system: the same over the futures. ≥ means some run seeds did not get there."
-        )
-    )
 
 
 def _show_time_line(asked: data.Asked, line: data.TimeLine, home: Home) -> None:
@@ -179,13 +164,16 @@ def _show_time_line(asked: data.Asked, line: data.TimeLine, home: Home) -> None:
     st.plotly_chart(chart, key="what-if-states", config=PLOT_SETTINGS)
 
 
-def _show_form(profiles: Sequence[str]) -> tuple[Question, bool]:
+def _show_form(home: Home) -> tuple[Question, bool]:
     """Show the form; return its question, with grey values for empty fields, and True if submitted.
 
     Raises:
         ConfigurationError: the address names something that does not exist here, or settings are wrong.
     """
     presets, traces = [preset.name for preset in list_presets()], trace_names()
+    profiles = [*GPUS, *sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))]
+    with suppress(StorageError):
+        profiles += load_overview(home)["run_id"].tolist()  # recorded runs, newest first
     known = {"preset": presets, "profile": profiles, "spot_profile": profiles, "trace": traces}
     for name, names in known.items():  # Streamlit would replace an unknown one by the default
         value = st.query_params.get(name)

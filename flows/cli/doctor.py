@@ -62,7 +62,7 @@ def examine(config: RunConfig) -> bool:
         ("device", lambda: _device(config)),
         ("home", _home),
         ("records", _records),
-        ("prompts", lambda: _prompts(config)),
+        ("prompts", lambda: "{:,} to train on, {:,} held out".format(*map(len, load_run_prompts(config)))),
         ("judge", lambda: _judge(config, started)),
         ("model and scorer", lambda: _model_and_scorer(config)),
         ("model's numbers", lambda: _numbers(config)),
@@ -197,11 +197,6 @@ def _numbers(config: RunConfig) -> str:
     from tasks.checks.preflight import read_weights
 
     return f"{read_weights(config.model):,} in the files of {config.model.path}, all finite"
-
-
-def _prompts(config: RunConfig) -> str:
-    train, evaluate = load_run_prompts(config)
-    return f"{len(train):,} to train on, {len(evaluate):,} held out"
 
 
 def _judge(config: RunConfig, started: ExitStack) -> str:

@@ -88,21 +88,11 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path) 
     # Those of an earlier `up` that was killed: its server ended before its runs could tell it how they did.
     await asyncio.to_thread(close_flow_runs_of_ended_processes, Home.from_environment())
     await asyncio.to_thread(close_flow_runs_of_deployments, ids)
-    going = asyncio.create_task(runner.start())
-    while not (runner.started or going.done()):
-        await asyncio.sleep(0.05)
-    if not going.done():
-        _end_in_order(runner)
-        ready.touch()
-    await going
-
-
-def _end_in_order(runner: Runner) -> None:
-    """Cancel running flow runs on SIGTERM and SIGINT, then end the runner."""
     stopping: list[asyncio.Task[None]] = []
     parent = os.getppid()
 
     async def end() -> None:
+        """Cancel running flow runs, then end the runner."""
         await asyncio.sleep(_GONE_S)
         if os.getppid() == parent:
             await runner.astop()
@@ -114,9 +104,15 @@ def _end_in_order(runner: Runner) -> None:
         if not stopping:
             stopping.append(asyncio.create_task(end()))
 
-    # The runner's own handler, set before, waits inside the signal for the loop that it blocks.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    going = asyncio.create_task(runner.start())
+    while not (runner.started or going.done()):
+        await asyncio.sleep(0.05)
+    if not going.done():
+        # The runner's own handler, set by now, waits inside the signal for the loop that it blocks.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        ready.touch()
+    await going
 
 
 def main() -> None:

@@ -67,7 +67,15 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
         ServerError: it cannot listen, or the previous server of the home does not end.
     """
     with sole_holder(note_file(home), _PREDECESSOR_S, f"an earlier Prefect server of {home.path}"):
-        listener = _listen(host, port, exact)
+        reason: OSError | None = None
+        for wanted in (port,) if exact else (port, 0):
+            try:
+                listener = socket.create_server((host, wanted), backlog=_BACKLOG)  # it sets SO_REUSEADDR
+                break
+            except OSError as error:
+                reason = error
+        else:
+            raise ServerError(f"port {port} on {host} cannot be listened on: {reason}; choose another port")
         bound = int(listener.getsockname()[1])
         os.environ.pop("PREFECT_API_URL", None)
         os.environ.update(server_environment(home, bound, host))
@@ -90,36 +98,21 @@ def recorded_first(application: Any) -> Any:
 
     By itself it drops events that still wait: task runs of a short run whose server was started again.
     """
+    from prefect.server.utilities.messaging.memory import Topic
 
     async def recording(scope: Any, receive: Any, send: Any) -> None:
         async def received() -> Any:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                await _await_recorders()
+                queues = [one._queue for one in Topic.by_name("events")._subscriptions]
+                give_up_at = time.monotonic() + _RECORDING_S
+                while any(queue.qsize() for queue in queues) and time.monotonic() < give_up_at:
+                    await asyncio.sleep(0.5)  # long enough for the last event, which is in no queue any more
             return message
 
         await application(scope, received if scope["type"] == "lifespan" else receive, send)
 
     return recording
-
-
-async def _await_recorders() -> None:
-    from prefect.server.utilities.messaging.memory import Topic
-
-    queues = [one._queue for one in Topic.by_name("events")._subscriptions]
-    give_up_at = time.monotonic() + _RECORDING_S
-    while any(queue.qsize() for queue in queues) and time.monotonic() < give_up_at:
-        await asyncio.sleep(0.5)  # long enough for the last event, which is in no queue any more
-
-
-def _listen(host: str, port: int, exact: bool) -> socket.socket:
-    reason: OSError | None = None
-    for wanted in (port,) if exact else (port, 0):
-        try:
-            return socket.create_server((host, wanted), backlog=_BACKLOG)  # it sets SO_REUSEADDR
-        except OSError as error:
-            reason = error
-    raise ServerError(f"port {port} on {host} cannot be listened on: {reason}; choose another port")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -85,11 +86,30 @@ class Report:
 
     def links(self, places: Sequence[Link]) -> None:
         """Add a line per place: its name, as a link if its address is known, and how to get there."""
-        self._body.append(f'<ul class="places">{"".join(map(_place, places))}</ul>')
+        lines = ""
+        for link in places:
+            name, how = html.escape(link.name), inline_html(link.how)
+            if link.address:
+                name = f'<a href="{html.escape(link.address)}" target="_blank" rel="noopener">{name}</a>'
+            if link.command:
+                how += f" <code>{html.escape(link.command)}</code>"
+            lines += f"<li>{name}{': ' if how else ''}{how}</li>"
+        self._body.append(f'<ul class="places">{lines}</ul>')
 
     def charts(self, figures: Sequence[go.Figure], wide: bool = False) -> None:
         """Add plots beside each other, or each over the whole width, like a single one."""
-        drawn = "".join(self._chart(figure) for figure in figures)
+        drawn = ""
+        for figure in figures:
+            figure.update_layout(
+                template="none", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+                font={"color": _TEXT_COLOUR}, margin={"l": 60, "b": 48},
+            )  # fmt: skip
+            figure.update_xaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
+            figure.update_yaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
+            layout: Any = figure.layout
+            place = f'id="plot-{len(self._plots)}" style="height: {layout.height}px"'
+            drawn += f'<div class="plot" {place}></div>'
+            self._plots.append(str(plotly.io.to_json(figure)))
         self._body.append(f'<div class="plots{" wide" if wide or len(figures) == 1 else ""}">{drawn}</div>')
 
     def table(self, frame: pd.DataFrame) -> None:
@@ -125,25 +145,6 @@ class Report:
             f"<body><h1>{title}</h1>{''.join(self._body)}"
             f"{f'{plots}<script>{_DRAWING}</script>' if self._plots else ''}</body></html>\n"
         )
-
-    def _chart(self, figure: go.Figure) -> str:
-        figure.update_layout(
-            template="none", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-            font={"color": _TEXT_COLOUR}, margin={"l": 60, "b": 48},
-        )  # fmt: skip
-        figure.update_xaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
-        figure.update_yaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
-        self._plots.append(str(plotly.io.to_json(figure)))
-        height_px = figure.layout.height
-        return f'<div class="plot" id="plot-{len(self._plots) - 1}" style="height: {height_px}px"></div>'
-
-
-def _place(link: Link) -> str:
-    name = html.escape(link.name)
-    if link.address:
-        name = f'<a href="{html.escape(link.address)}" target="_blank" rel="noopener">{name}</a>'
-    how = inline_html(link.how) + (f" <code>{html.escape(link.command)}</code>" if link.command else "")
-    return f"<li>{name}{': ' if how else ''}{how}</li>"
 
 
 def inline_html(text: str) -> str:

@@ -23,7 +23,7 @@ from flows.server.local_server import LocalServer, for_client, without_prefect
 from flows.server.loss import leave, result_without_server
 from flows.server.note import home_password, password_file
 from flows.server.prefect_server import is_healthy, prefect_server
-from flows.server.process import _listen, recorded_first
+from flows.server.process import recorded_first, serve
 from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.run_store import RunStore
@@ -196,9 +196,9 @@ def test_one_failure_of_a_restart_is_repeated_at_once_and_forgotten_in_a_minute(
     assert kept.pauses == [0.5, 0.5, *[1.0] * 60, 0.5, 0.5, 1.0, 1.0]
 
 
-def test_a_port_that_cannot_be_had_is_named_though_any_would_do():
+def test_a_port_that_cannot_be_had_is_named_though_any_would_do(tmp_path: Path):
     with pytest.raises(ServerError, match=r"port 4200 on 192\.0\.2\.1 cannot be listened on"):
-        _listen("192.0.2.1", 4200, exact=False)
+        serve(Home(tmp_path).ensure(), "192.0.2.1", 4200, False, ())
 
 
 LOOK = """

@@ -29,20 +29,11 @@ def _show() -> None:
     st.header("Evaluations", anchor=False)
     home = Home.from_environment()
     rows = data.load_evaluations(home)
-    if rows:
-        _show_table(rows)
-        _show_one(home, rows)
+    if not rows:
+        st.info("No evaluations yet.", icon=":material/grading:")
+        st.markdown("Score a run's newest checkpoint, or an untouched model, on its held-out prompts:")
+        st.code("spotlight evaluate RUN\nspotlight evaluate --preset glyphs", language="bash")
         return
-    st.info("No evaluations yet.", icon=":material/grading:")
-    st.markdown("Score a run's newest checkpoint, or an untouched model, on its held-out prompts:")
-    st.code("spotlight evaluate RUN\nspotlight evaluate --preset glyphs", language="bash")
-
-
-def _of(row: SeparateEvaluation) -> str:
-    return row.run_id or "untouched model"
-
-
-def _show_table(rows: Sequence[SeparateEvaluation]) -> None:
     shown = pd.DataFrame(
         [
             {
@@ -58,6 +49,11 @@ def _show_table(rows: Sequence[SeparateEvaluation]) -> None:
         shown = shown.drop(columns="exact")
     show_frame(shown, "%.3f")
     st.caption("A run's own held-out evaluations are on its Convergence page.")
+    _show_one(home, rows)
+
+
+def _of(row: SeparateEvaluation) -> str:
+    return row.run_id or "untouched model"
 
 
 def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:

@@ -225,23 +225,19 @@ def spot_idle(evidence: Evidence) -> Judgement:
         return "passed", f"{text}."
     if not evidence.view.drafts_while_training:
         return "warning", f"{text}. They draft nothing while the reserved device trains.", IDLE_SPOT_ADVICE
-    return "warning", f"{text}: the window is longer than exploration.", _more_drafts(evidence)
-
-
-def _more_drafts(evidence: Evidence) -> str:
-    idle_s = evidence.ledger.spent(market="spot", state="idle").device_s
     explore_s = evidence.ledger.spent(market="spot", state="explore").device_s
+    factor = 1 + spent.device_s / explore_s if explore_s else math.inf
+    drafts, candidates = (evidence.view.number("exploration", name) for name in ("drafts", "candidates"))
     if not explore_s:
-        return "Nothing has been drafted yet; the page Seeds shows whether drafts arrive."
-    factor = 1 + idle_s / explore_s
-    drafts = evidence.view.number("exploration", "drafts")
-    if drafts:
-        return f"Raise `exploration.drafts` from {drafts:.0f} to {math.ceil(factor * drafts)}."
-    candidates = evidence.view.number("exploration", "candidates")
-    if candidates is None:
-        return "Raise `exploration.candidates`."
-    wanted = min(_MOST_CANDIDATES, math.ceil(factor * candidates))
-    return f"Raise `exploration.candidates` from {candidates:.0f} to {wanted}."
+        advice = "Nothing has been drafted yet; the page Seeds shows whether drafts arrive."
+    elif drafts:
+        advice = f"Raise `exploration.drafts` from {drafts:.0f} to {math.ceil(factor * drafts)}."
+    elif candidates is None:
+        advice = "Raise `exploration.candidates`."
+    else:
+        wanted = min(_MOST_CANDIDATES, math.ceil(factor * candidates))
+        advice = f"Raise `exploration.candidates` from {candidates:.0f} to {wanted}."
+    return "warning", f"{text}: the window is longer than exploration.", advice
 
 
 def reserved_idle(evidence: Evidence) -> Judgement:

@@ -7,6 +7,7 @@ lock while it ends those.
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import re
@@ -287,7 +288,7 @@ def check_schedule(cron: str, timezone: str) -> None:
     """Refuse a schedule that would fail later, in another process.
 
     Raises:
-        ConfigurationError: the expression is of another form, or the zone does not exist.
+        ConfigurationError: the expression is of another form, its day never comes, or the zone is unknown.
     """
     parts = cron.split()
     if len(parts) != len(_CRON_FIELDS):
@@ -308,6 +309,14 @@ def check_schedule(cron: str, timezone: str) -> None:
                     f"{least} to {most}, a range such as {least}-{most}, a step such as */2, or several "
                     "separated by commas"
                 )
+    day, month, weekday = parts[2:]
+    if weekday == "*" and not set(day + month) & set("*-/"):
+        names = _CRON_FIELDS["month"][2].split()
+        months = [names.index(one) + 1 if one in names else int(one) for one in month.lower().split(",")]
+        if min(map(int, day.split(","))) > max(calendar.monthrange(2024, one)[1] for one in months):
+            raise ConfigurationError(
+                f"--cron {quoted(cron)}: month {quoted(month)} never has a day {quoted(day)}; choose another"
+            )
     if timezone not in zoneinfo.available_timezones():
         raise ConfigurationError(
             f"--timezone {quoted(timezone)} is not a time zone that this machine knows; write UTC, or a name "

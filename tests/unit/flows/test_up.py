@@ -97,6 +97,13 @@ def test_names_stand_in_their_own_fields_of_a_schedule():
     check_schedule("0 2 * Jan sun-tue", "Europe/Berlin")
 
 
+def test_a_day_of_a_schedule_must_come_some_day():
+    for comes in ("0 2 29 feb *", "0 2 31,30 2,4 *", "0 2 31 2 sun", "0 2 31 feb-mar *"):
+        check_schedule(comes, "UTC")
+    with pytest.raises(ConfigurationError, match="never has a day '31'"):
+        check_schedule("0 2 31 2,Apr *", "UTC")
+
+
 def test_a_schedule_is_off_unless_asked_for(tmp_path: Path):
     said = [where_to_look(Home(tmp_path), OWN, "", (active, *SCHEDULE[1:])) for active in (False, True)]
     assert "runs: off (`spotlight up --schedule` runs them '0 2 * * *' in UTC)" in said[0]

@@ -116,7 +116,10 @@ class Lender:
             self._needs.append((now_s, devices))
             while self._needs[0][0] < now_s - self._hold_s:
                 self._needs.popleft()
-            self._call_back(self._room(devices), f"serving needs {devices} of {len(self.devices)} devices")
+            staying = [loan for loan in self._lent.values() if loan.called_back_s is None]
+            for loan in staying[self._room(devices) :]:  # the newest
+                loan.called_back_s = now_s
+                loan.why = f"serving needs {devices} of {len(self.devices)} devices"
             most = min(self._wanted, self._room(max(need for _, need in self._needs)))
             free = [name for name in self.devices if name in idle and name not in self._lent]
             lent = free[: max(0, most - len(self._lent))]
@@ -145,12 +148,6 @@ class Lender:
     def _room(self, needed: int) -> int:
         """How many devices may be lent where so many are needed."""
         return max(0, len(self.devices) - needed - self._margin)
-
-    def _call_back(self, most: int, why: str) -> None:
-        """Call back all but so many devices, the newest first; the caller holds the lock."""
-        staying = [loan for loan in self._lent.values() if loan.called_back_s is None]
-        for loan in staying[most:]:
-            loan.called_back_s, loan.why = self._clock(), why
 
 
 class LendingServer:

@@ -18,7 +18,7 @@ from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, PURPOSE_VARIABLE, Home
 from storage.processes import python_command
 from storage.record.run_store import RunStore
-from tasks.chaos.faults import Done, Fault, FaultInjector, SimulatedNotices, left_of
+from tasks.chaos.faults import Done, Fault, FaultInjector, SimulatedNotices
 
 if TYPE_CHECKING:  # it imports Ray
     from tasks.chaos.replayed_trace import TraceReplay
@@ -96,7 +96,7 @@ def disturb(
     if not _has_begun(home, run_id):
         raise RuntimeFailure(f"run {run_id} did not begin, {restarts + 1} times; see {home.logs}")
     wall_s = time.monotonic() - began
-    return DisturbedRun(tuple(injector.done), left_of(injector, wall_s), restarts, hung, wall_s)
+    return DisturbedRun(tuple(injector.done), injector.undone(wall_s), restarts, hung, wall_s)
 
 
 def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:

@@ -253,7 +253,7 @@ def _replay(
     with replayed(plan, load_config(live.preset, list(settings), {}).runtime, trace.length_s) as replay:
         joined = sets(plan.settings(replay.instances.address))
         _refuse_restarts(run_id, disturb(home, run_id, [*arguments, *joined], (), replay))
-    events = [(event.at_s, event.kind, event.instance) for event in replay.done.happened]
+    events = [(one.at_s, one.kind, one.instance) for one in replay.happened if one.kind != "notice"]
     return {"events": events, "length_s": trace.length_s, "began_at": replay.began_at}
 
 

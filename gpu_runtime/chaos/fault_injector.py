@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
+from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, FaultPhase, take_due
 from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses, process_of
 from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
@@ -71,7 +71,7 @@ class FaultInjector:
         self._tail = HistoryTail(history)
         self.processes = RunProcesses()
         """Processes of the run, as of the last look at its history."""
-        self._pending = PendingFaults(faults)
+        self._pending = list(faults)
         self._notices = notices
         self._server_pid = server_pid
         self._waiting: list[tuple[float, Fault]] = []
@@ -103,12 +103,14 @@ class FaultInjector:
     @property
     def left(self) -> int:
         """Number of faults that are not injected, or not over yet."""
-        return len(self._pending.pending) + len(self._waiting) + len(self._planned)
+        return len(self._pending) + len(self._waiting) + len(self._planned)
 
-    @property
-    def undone(self) -> tuple[Fault, ...]:
-        """Faults that are not injected yet."""
-        return (*self._pending.pending, *(fault for _, fault in self._waiting))
+    def undone(self, elapsed_s: float) -> tuple[Fault, ...]:
+        """Return the faults that are not injected yet, for a run that begins after so many seconds."""
+        return tuple(
+            one if one.at_s is None else one.model_copy(update={"at_s": max(0.0, one.at_s - elapsed_s)})
+            for one in (*self._pending, *(fault for _, fault in self._waiting))
+        )
 
     def done_of(self, kind: FaultKind) -> int:
         """Return the number of injected faults of a kind."""
@@ -126,18 +128,22 @@ class FaultInjector:
         """Read new history lines, and inject the faults that are due."""
         self._read_lines(self._tail.new())
         now = time.monotonic() - self._began
-        due = self._pending.due(now)
-        for iteration, phase in self.processes.take_entered():
+        due = take_due(self._pending, now)
+        for iteration, phase in self.processes.entered:
             # Schedules count iterations from 0, runs from 1.
-            due += self._pending.due(now, (iteration - 1, cast(FaultPhase, phase)))
+            due += take_due(self._pending, now, (iteration - 1, cast(FaultPhase, phase)))
+        self.processes.entered.clear()
         self._waiting += [(now, fault) for fault in due]
         while self._planned and self._planned[0][0] <= now:
             self._planned[0][2]()  # actions that it plans come later, so it is still the first
             heapq.heappop(self._planned)  # `left` counts it until it is done
-        for entry in list(self._waiting):
+        for since, fault in list(self._waiting):
             if self._stopping.is_set():
                 return
-            self._try(*entry, now)
+            if victims := self._victims(fault, now - since):
+                self._do(fault, victims, now)
+                self._waiting.remove((since, fault))
+                self.done.append(Done(fault, clock.now(), tuple(process.name for process in victims)))
         self._await_commit()
 
     def _read_lines(self, lines: Sequence[HistoryLine]) -> None:
@@ -146,25 +152,15 @@ class FaultInjector:
         for name in self.processes.read(lines):
             self._tail.leave(self.processes.life, name)
 
-    def _try(self, since: float, fault: Fault, now: float) -> None:
-        """Inject a fault if it has victims now."""
-        victims = self._victims(fault, now - since)
-        if victims:
-            self._do(fault, victims, now)
-            self._waiting.remove((since, fault))
-            self.done.append(Done(fault, clock.now(), tuple(process.name for process in victims)))
-
     def _victims(self, fault: Fault, waited_s: float) -> list[RunProcess]:
         """Return the current victims of a fault; empty while it has to wait."""
         processes = self.processes
         if fault.kind == "kill_while_committing":
             return []  # `_await_commit` injects it
-        if fault.kind == "coordinator_restart":
-            one = processes.trainer() if fault.victim % 2 else processes.driver()
+        if fault.kind in ("coordinator_restart", "stopped_driver"):
+            hits_trainer = fault.kind == "coordinator_restart" and fault.victim % 2
+            one = processes.trainer() if hits_trainer else processes.driver()
             return [one] if one is not None else []
-        if fault.kind == "stopped_driver":
-            driver = processes.driver()
-            return [driver] if driver is not None else []
         if fault.kind == "server_death":
             server = process_of("prefect-server", self._server_pid())
             return [server] if server is not None and processes.under_way else []
@@ -172,20 +168,29 @@ class FaultInjector:
             return _rotated(processes.agents(), fault.victim)[:1]
         if fault.kind == "scorer_death":
             return _rotated(processes.scorers(), fault.victim)[:1]
-        if fault.kind == "kill_while_joining":
-            if not processes.joining() and waited_s > _JOINER_WAIT_S:
-                self._provoke_join(fault)
-            return processes.joining()[:1]
         spots = _rotated(processes.spots(), fault.victim)
+        if fault.kind == "kill_while_joining":
+            joining = processes.joining()
+            if not joining and waited_s > _JOINER_WAIT_S and spots and fault not in self._joins_made:
+                self._joins_made.append(fault)  # one provoked join for each fault
+                spots[0].targeted = True
+                spots[0].send(signal.SIGKILL)
+            return joining[:1]
         return spots[: (len(spots) + 1) // 2] if fault.kind == "half_at_once" else spots[:1]
 
     def _do(self, fault: Fault, victims: Sequence[RunProcess], now: float) -> None:
         for process in victims:
             process.targeted = True
         if fault.kind == "notice_then_kill":
-            assert self._notices is not None and fault.grace_s is not None
-            self._notices.warn(victims[0].name)
-            self._plan(now + fault.grace_s, lambda: self._preempt(victims[0]))
+            notices, noticed = self._notices, victims[0]
+            assert notices is not None and fault.grace_s is not None
+
+            def preempt() -> None:
+                noticed.send(signal.SIGKILL)
+                notices.withdraw(noticed.name)  # a later worker of that name is not under it
+
+            notices.warn(noticed.name)
+            self._plan(now + fault.grace_s, preempt)
         elif fault.kind in ("hung_worker", "stopped_driver"):
             assert fault.duration_s is not None
             self._stop(victims[0])
@@ -203,9 +208,8 @@ class FaultInjector:
             self._release(process)
             return
         self._stop(process)
-        goes_on_at = now + _SLOW_PERIOD_S * (1 - 1 / slowdown)
         again_at = now + _SLOW_PERIOD_S
-        self._plan(goes_on_at, lambda: process.send(signal.SIGCONT))
+        self._plan(now + _SLOW_PERIOD_S * (1 - 1 / slowdown), lambda: process.send(signal.SIGCONT))
         self._plan(again_at, lambda: self._slow_down(process, slowdown, again_at, until))
 
     def _await_commit(self) -> None:
@@ -224,12 +228,6 @@ class FaultInjector:
                 return
             time.sleep(_COMMIT_POLL_S)
 
-    def _preempt(self, process: RunProcess) -> None:
-        """Kill the process as announced, and withdraw the notice so that a later worker is not under it."""
-        assert self._notices is not None
-        process.send(signal.SIGKILL)
-        self._notices.withdraw(process.name)
-
     def _stop(self, process: RunProcess) -> None:
         if process.send(signal.SIGSTOP) and process not in self._stopped:
             self._stopped.append(process)
@@ -242,14 +240,6 @@ class FaultInjector:
 
     def _plan(self, at: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._planned, (at, next(self._order), action))
-
-    def _provoke_join(self, fault: Fault) -> None:
-        """Kill a worker so that another joins, once for each fault that waits for a join."""
-        spots = _rotated(self.processes.spots(), fault.victim)
-        if spots and fault not in self._joins_made:
-            self._joins_made.append(fault)
-            spots[0].targeted = True
-            spots[0].send(signal.SIGKILL)
 
 
 def _rotated(processes: Sequence[RunProcess], first: int) -> list[RunProcess]:

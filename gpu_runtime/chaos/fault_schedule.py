@@ -116,34 +116,23 @@ def draw_faults(
     dealt: list[FaultKind] = []
     while len(dealt) < count:
         dealt += source.sample(list(kinds), len(kinds))
-    faults = [
-        _drawn(source, kind, _moment_of(source, length_s, iterations, timed_share), graces_s, durations_s)
-        for kind in dealt[:count]
-    ]
+    faults: list[Fault] = []
+    for kind in dealt[:count]:
+        if source.random() < timed_share:
+            moment: dict[str, Any] = {"at_s": min(round(source.uniform(0, length_s), 3), length_s)}
+        else:
+            moment = {"iteration": source.randrange(iterations), "phase": source.choice(FAULT_PHASES)}
+        faults.append(
+            Fault(
+                kind=kind,
+                victim=source.randrange(1024),
+                grace_s=source.choice(graces_s) if kind == "notice_then_kill" else None,
+                duration_s=round(source.uniform(*durations_s), 3) if kind in _LASTING else None,
+                slowdown=round(source.uniform(2, 10), 1) if kind == "slow_worker" else None,
+                **moment,
+            )
+        )
     return tuple(sorted(faults, key=_moment))
-
-
-def _moment_of(source: random.Random, length_s: float, iterations: int, timed_share: float) -> dict[str, Any]:
-    if source.random() < timed_share:
-        return {"at_s": min(round(source.uniform(0, length_s), 3), length_s)}
-    return {"iteration": source.randrange(iterations), "phase": source.choice(FAULT_PHASES)}
-
-
-def _drawn(
-    source: random.Random,
-    kind: FaultKind,
-    moment: dict[str, Any],
-    graces_s: Sequence[float],
-    durations_s: tuple[float, float],
-) -> Fault:
-    return Fault(
-        kind=kind,
-        victim=source.randrange(1024),
-        grace_s=source.choice(graces_s) if kind == "notice_then_kill" else None,
-        duration_s=round(source.uniform(*durations_s), 3) if kind in _LASTING else None,
-        slowdown=round(source.uniform(2, 10), 1) if kind == "slow_worker" else None,
-        **moment,
-    )
 
 
 def _moment(fault: Fault) -> tuple[int, float, int]:
@@ -153,27 +142,24 @@ def _moment(fault: Fault) -> tuple[int, float, int]:
     return 1, fault.iteration, FAULT_PHASES.index(fault.phase)
 
 
-class PendingFaults:
-    """The faults of a schedule that are not due yet; each becomes due once."""
+def take_due(
+    pending: list[Fault], now_s: float, entered: tuple[int, FaultPhase] | None = None
+) -> list[Fault]:
+    """Take out and return the faults that are due, in order.
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self._pending = list(faults)
-
-    @property
-    def pending(self) -> tuple[Fault, ...]:
-        """Faults that are not due yet; those left at a run's end never happened."""
-        return tuple(self._pending)
-
-    def due(self, now_s: float, entered: tuple[int, FaultPhase] | None = None) -> list[Fault]:
-        """Return the faults due at `now_s`, or as an iteration and phase are `entered`, in order."""
-        due = [
-            fault
-            for fault in self._pending
-            if (fault.at_s is not None and fault.at_s <= now_s)
-            or (entered is not None and (fault.iteration, fault.phase) == entered)
-        ]
-        self._pending = [fault for fault in self._pending if fault not in due]
-        return due
+    Args:
+        pending: faults that are not due yet; the due ones are removed.
+        now_s: seconds since the beginning.
+        entered: iteration and phase that are being entered, if any.
+    """
+    due = [
+        fault
+        for fault in pending
+        if (fault.at_s is not None and fault.at_s <= now_s)
+        or (entered is not None and (fault.iteration, fault.phase) == entered)
+    ]
+    pending[:] = [fault for fault in pending if fault not in due]
+    return due
 
 
 def faults_from_json(text: str) -> tuple[Fault, ...]:

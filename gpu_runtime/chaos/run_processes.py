@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -47,11 +47,10 @@ class RunProcess:
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; return True if the process existed to get it."""
-        if not self.alive():
-            return False
         with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-            return True
+            if self.alive():
+                os.kill(self.pid, number)
+                return True
         return False
 
 
@@ -68,6 +67,7 @@ class RunProcesses:
     Attributes:
         life: number of that life; 0 before the first.
         under_way: True once the run has begun its first phase, so that its workers may be lost.
+        entered: iterations, from 1, and phases entered, in order; the reader removes them.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class RunProcesses:
         self._by_name: dict[str, RunProcess] = {}
         self._joined: set[str] = set()
         self._lost: set[str] = set()
-        self._entered: list[tuple[int, str]] = []
+        self.entered: list[tuple[int, str]] = []
 
     def read(self, lines: Iterable[HistoryLine]) -> list[str]:
         """Read lines of the history and return the names of the workers that they report as lost."""
@@ -85,16 +85,21 @@ class RunProcesses:
             if line.life > self.life:
                 self.life, self.under_way, self._by_name = line.life, False, {}
                 self._joined, self._lost = set(), set()
-            if line.life == self.life:
-                self._read(line)
-                if line.event == "lost":
-                    gone.append(line.facts["worker"])
+            if line.life != self.life:
+                continue
+            facts = line.facts
+            if line.event == "process":
+                self._by_name[facts["name"]] = RunProcess(facts["name"], facts["pid"], facts["started_s"])
+            elif line.event == "phase":
+                self.under_way = True
+                self.entered.append((facts["iteration"], facts["phase"]))
+            # The driver's lines may come before the first line of the worker that they are about.
+            elif line.event == "joined":
+                self._joined.add(facts["worker"])
+            elif line.event == "lost":
+                self._lost.add(facts["worker"])
+                gone.append(facts["worker"])
         return gone
-
-    def take_entered(self) -> list[tuple[int, str]]:
-        """Return the iterations, from 1, and phases entered since the last call, in order."""
-        taken, self._entered = self._entered, []
-        return taken
 
     def driver(self) -> RunProcess | None:
         """Return the process that drives the run; None unless the run is under way and it is alive."""
@@ -123,8 +128,9 @@ class RunProcesses:
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(driver.pid).children(recursive=True) if driver is not None else ():
                 with suppress(psutil.NoSuchProcess):  # also raised for a zombie
-                    name = _agent_name(process.cmdline())
-                    if name is not None:
+                    line = process.cmdline()
+                    names = (name for mark, name in _AGENTS.items() if any(mark in part for part in line))
+                    if name := next(names, None):
                         found.append(RunProcess(name, process.pid, process_start_s(process.pid)))
         return sorted(found, key=lambda process: process.name)
 
@@ -141,21 +147,3 @@ class RunProcesses:
     def _one(self, name: str) -> RunProcess | None:
         process = self._by_name.get(name)
         return process if self.under_way and process is not None and process.alive() else None
-
-    def _read(self, line: HistoryLine) -> None:
-        facts = line.facts
-        if line.event == "process":
-            self._by_name[facts["name"]] = RunProcess(facts["name"], facts["pid"], facts["started_s"])
-        elif line.event == "phase":
-            self.under_way = True
-            self._entered.append((facts["iteration"], facts["phase"]))
-        # The driver's lines may come before the first line of the worker that they are about.
-        elif line.event == "joined":
-            self._joined.add(facts["worker"])
-        elif line.event == "lost":
-            self._lost.add(facts["worker"])
-
-
-def _agent_name(line: Sequence[str]) -> str | None:
-    """Return the name of Ray's agent with this command line; None for another process."""
-    return next((name for mark, name in _AGENTS.items() if any(mark in part for part in line)), None)

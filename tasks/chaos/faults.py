@@ -80,7 +80,15 @@ def plan_faults(
         raise ConfigurationError("--schedule lists every fault; omit --faults and --kinds")
     if count is not None and count < 1:
         raise ConfigurationError(f"--faults is {count}; give at least 1")
-    written = () if schedule is None else _written(schedule)
+    written: tuple[Fault, ...] = ()
+    if schedule is not None:
+        text = read_text_file(schedule, f"--schedule {schedule}", ConfigurationError)
+        try:
+            written = faults_from_json(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--schedule {schedule}: {error}") from error
+        if not written:
+            raise ConfigurationError(f"--schedule {schedule} holds no faults; write at least one")
     unmet = _unmet(config.runtime)
     known: list[FaultKind] = [kind for kind in FAULT_KINDS if (kind in kinds if kinds else kind not in unmet)]
     unknown = [kind for kind in kinds or () if kind not in FAULT_KINDS]
@@ -111,17 +119,6 @@ def _unmet(runtime: RuntimeConfig) -> dict[str, str]:
     return unmet
 
 
-def _written(schedule: Path) -> tuple[Fault, ...]:
-    text = read_text_file(schedule, f"--schedule {schedule}", ConfigurationError)
-    try:
-        written = faults_from_json(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--schedule {schedule}: {error}") from error
-    if not written:
-        raise ConfigurationError(f"--schedule {schedule} holds no faults; write at least one")
-    return written
-
-
 def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None:
     """Refuse a run whose promises could not be checked.
 
@@ -150,14 +147,6 @@ def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None
             "exploration.stop_with_training=true lets the clock decide the number of drafts, so two runs "
             "end with different weights anyway; set exploration.stop_with_training=false"
         )
-
-
-def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
-    """Return the faults that found no target in an ended run, for the next run."""
-    return tuple(
-        fault if fault.at_s is None else fault.model_copy(update={"at_s": max(0.0, fault.at_s - elapsed_s)})
-        for fault in injector.undone
-    )
 
 
 def judged(home: Home, run_ids: Sequence[str], undisturbed: Mapping[str, str]) -> dict[str, Any]:

@@ -54,15 +54,15 @@ class TracePlan:
         fitted = summarise(self.fitted)
         return {
             "trace": self.name,
-            "instances_added": replay.done.count("add"),
-            "instances_removed": replay.done.count("remove"),
+            "instances_added": replay.count("add"),
+            "instances_removed": replay.count("remove"),
             "instances_skipped": replay.steps.skipped,
             "instances_in_trace": fitted.instances,
             "most_at_once": fitted.peak,
             "multi_loss_share": fitted.multi_loss_share,
             "multi_loss_share_of_whole_trace": summarise(self.whole).multi_loss_share,
             "speed": self.fitted.length_s / length_s,
-            "notices": replay.done.warned,
+            "notices": replay.count("notice"),
         }
 
     def describe(self) -> str:

@@ -16,10 +16,11 @@ from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import TraceEvent
 from storage.config.loading import load_config
 from tests.live_workers import at_first_chunk, same_bits, worker_process
 from tests.local_ray_instances import local_ray_instances
+from tests.spot_traces import trace_of
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
@@ -84,7 +85,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert runtime.counters.returned > 0
 
     # A trace brings another one; a notice stops it, and nothing is done again.
-    replay = TraceReplay(Replay(Trace.of([TraceEvent(0.0, "add", "two")])), instances)
+    replay = TraceReplay(Replay(trace_of([TraceEvent(0.0, "add", "two")])), instances)
     replay.start()
     deadline = time.monotonic() + LIMIT_S
     second: set[str] = set()
@@ -94,7 +95,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
         assert same_bits(alone, rolled)
         second = workers_of(rolled) - {"reserved-0"}
     replay.stop()
-    assert (replay.done.count("add"), instances.names) == (1, ["two"])
+    assert (replay.count("add"), instances.names) == (1, ["two"])
     redone = runtime.counters.redone_steps
     instances.warn("two")
     while runtime._fleet.drafters(WeightsVersion(0)):

@@ -10,9 +10,9 @@ from gpu_runtime.chaos.fault_schedule import (
     FAULT_KINDS,
     FAULT_PHASES,
     Fault,
-    PendingFaults,
     draw_faults,
     faults_from_json,
+    take_due,
 )
 from storage.errors import ConfigurationError
 
@@ -66,24 +66,24 @@ def test_json_and_back(faults):
 
 @given(schedules, st.lists(st.floats(0, 2e4), max_size=20))
 def test_each_fault_comes_due_once_and_not_before_its_moment(faults, moments):
-    pending = PendingFaults(faults)
+    pending = list(faults)
     done: list[Fault] = []
     entered = [None, *((iteration, phase) for iteration in range(20) for phase in FAULT_PHASES)]
     for now_s, phase in zip(sorted([*moments, 1e5]), entered, strict=False):
-        for fault in pending.due(now_s, phase):
+        for fault in take_due(pending, now_s, phase):
             on_time = fault.at_s is not None and fault.at_s <= now_s
             assert on_time or (fault.iteration, fault.phase) == phase
             done.append(fault)
-        assert len(done) + len(pending.pending) == len(faults)
-    assert all(fault.at_s is None for fault in pending.pending)
+        assert len(done) + len(pending) == len(faults)
+    assert all(fault.at_s is None for fault in pending)
 
 
 def test_two_equal_faults_come_both():
     twice = (Fault(kind="kill", at_s=1.0), Fault(kind="kill", at_s=1.0))
-    pending = PendingFaults(twice)
-    assert pending.due(0.5) == []
-    assert pending.due(1.0) == list(twice)
-    assert pending.due(2.0) == []
+    pending = list(twice)
+    assert take_due(pending, 0.5) == []
+    assert take_due(pending, 1.0) == list(twice)
+    assert take_due(pending, 2.0) == []
 
 
 @pytest.mark.parametrize(

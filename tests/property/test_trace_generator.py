@@ -8,6 +8,7 @@ from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.trace import summarise
 from storage.errors import ConfigurationError
 from tests.examples import examples
+from tests.spot_traces import alive_at
 
 shapes = st.builds(
     TraceShape,
@@ -41,7 +42,7 @@ def test_never_more_than_wanted_and_no_name_twice(shape, seed):
         else:
             alive.remove(event.instance)
         assert 0 <= len(alive) <= shape.capacity
-    assert len(trace.alive_at(0)) == shape.capacity
+    assert len(alive_at(trace, 0)) == shape.capacity
     assert trace.length_s == shape.length_s
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.watch import MetadataWatcher, json_object, unexpected, unix_seconds
 
@@ -25,35 +23,25 @@ class AzureNotices(MetadataWatcher):
 
     def poll(self, now: float) -> Notice | None:
         """See `NoticeWatcher`; the earliest of several events counts."""
-        name = self._name().casefold()
+        if self._vm_name is None:
+            answer = self.ask(NAME_PATH, _HEADERS)
+            if answer.status != 200 or not answer.text:
+                raise unexpected(answer, "Azure did not give this machine's name")
+            self._vm_name = answer.text.casefold()
         answer = self.ask(EVENTS_PATH, _HEADERS)
         if answer.status != 200:
             raise unexpected(answer, "Azure's scheduled events")
         events = json_object(answer.text, "Azure's scheduled events").get("Events")
         if not isinstance(events, list):
             raise unexpected(answer, "Azure's scheduled events hold no list of Events")
-        notices = [self._notice(event, now) for event in events if _takes(event, name)]
+        notices: list[Notice] = []
+        for event in events:
+            if not isinstance(event, dict) or event.get("EventType") != "Preempt":
+                continue
+            machines = event.get("Resources")
+            if isinstance(machines, list) and self._vm_name in (str(name).casefold() for name in machines):
+                # An event that has started has no NotBefore any more: the machine may vanish at any moment.
+                start = event.get("NotBefore")
+                at = unix_seconds(start) if start else now
+                notices.append(self.notice(at, now, f"Preempt, event {event.get('EventId')}"))
         return min(notices, key=lambda notice: (notice.deadline or now, notice.detail), default=None)
-
-    def _notice(self, event: dict[str, Any], now: float) -> Notice:
-        # An event that has started has no NotBefore any more: the machine may vanish at any moment.
-        start = event.get("NotBefore")
-        return self.notice(
-            unix_seconds(start) if start else now, now, f"Preempt, event {event.get('EventId')}"
-        )
-
-    def _name(self) -> str:
-        if self._vm_name is None:
-            answer = self.ask(NAME_PATH, _HEADERS)
-            if answer.status != 200 or not answer.text:
-                raise unexpected(answer, "Azure did not give this machine's name")
-            self._vm_name = answer.text
-        return self._vm_name
-
-
-def _takes(event: object, name: str) -> bool:
-    """Return True if an event preempts the machine of that (case-folded) name."""
-    if not isinstance(event, dict) or event.get("EventType") != "Preempt":
-        return False
-    resources = event.get("Resources")
-    return isinstance(resources, list) and any(str(resource).casefold() == name for resource in resources)

@@ -51,7 +51,7 @@ class SimulatedService:
         return [path for _, path, _ in self.asked]
 
 
-class SimulatedNotices:
+class SimulatedNotices(SimulatedService):
     """Google's preempted flag, simulated for each worker; the workers ask `url`.
 
     Attributes:
@@ -60,29 +60,24 @@ class SimulatedNotices:
 
     def __init__(self, worker_in_url: str) -> None:
         # Hours of polls would fill the memory: no request is kept.
-        self._service = SimulatedService(otherwise="FALSE", asked=deque(maxlen=0))
+        super().__init__(otherwise="FALSE", asked=deque(maxlen=0))
         self._worker_in_url = worker_in_url
-        self.url = ""
 
     def __enter__(self) -> SimulatedNotices:
-        self._service.__enter__()
-        self.url = f"{self._service.url}/{self._worker_in_url}"
+        super().__enter__()
+        self.url += f"/{self._worker_in_url}"
         return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._service.__exit__()
 
     def warn(self, worker: str) -> None:
         """Announce from now on that a worker's machine will be taken."""
-        self._service.answers[f"GET /{worker}{PREEMPTED_PATH}"] = "TRUE"
+        self.answers[f"GET /{worker}{PREEMPTED_PATH}"] = "TRUE"
 
     def withdraw(self, worker: str) -> None:
         """Withdraw a worker's notice."""
-        self._service.answers.pop(f"GET /{worker}{PREEMPTED_PATH}", None)
+        self.answers.pop(f"GET /{worker}{PREEMPTED_PATH}", None)
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     service: SimulatedService
 
 

@@ -81,7 +81,6 @@ class NoticeWatch:
         self._plugin = plugin
         self._watcher = self._plugin.watcher(**({"base_url": base_url} if base_url else {}))
         self._stopping = threading.Event()
-        self._failed_in_a_row = 0
         self.notice: Notice | None = None
         name = f"notices-{self._watcher.provider}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -94,32 +93,25 @@ class NoticeWatch:
         self._watcher.close()
 
     def _run(self) -> None:
+        provider, failed_in_a_row = self._watcher.provider, 0
         while not self._stopping.is_set():
-            self._poll()
+            try:
+                seen = self._watcher.poll(time.time())
+            except Exception as error:  # noqa: BLE001 - an ended thread would warn of nothing
+                if not isinstance(error, NoticeError):
+                    _log.exception("the watcher of %s's notices failed", provider)
+                failed_in_a_row += 1
+                level = logging.WARNING if failed_in_a_row == 1 else logging.DEBUG
+                _log.log(level, "notices of %s cannot be read: %s", provider, error)
+            else:
+                if failed_in_a_row:
+                    _log.info("notices of %s can be read again", provider)
+                failed_in_a_row = 0
+                if seen != self.notice:
+                    self.notice = seen
             # The exponent is bounded: 2.0 ** 2000 overflows.
-            wait_s = self._plugin.poll_interval_s * 2.0 ** min(self._failed_in_a_row, 60)
+            wait_s = self._plugin.poll_interval_s * 2.0 ** min(failed_in_a_row, 60)
             self._stopping.wait(min(wait_s, self._plugin.max_backoff_s))
-
-    def _poll(self) -> None:
-        try:
-            seen = self._watcher.poll(time.time())
-        except NoticeError as error:
-            self._on_failure(error)
-            return
-        except Exception as error:  # noqa: BLE001 - an ended thread would warn of nothing
-            _log.exception("the watcher of %s's notices failed", self._watcher.provider)
-            self._on_failure(error)
-            return
-        if self._failed_in_a_row:
-            _log.info("notices of %s can be read again", self._watcher.provider)
-            self._failed_in_a_row = 0
-        if seen != self.notice:
-            self.notice = seen
-
-    def _on_failure(self, error: Exception) -> None:
-        self._failed_in_a_row += 1
-        level = logging.WARNING if self._failed_in_a_row == 1 else logging.DEBUG
-        _log.log(level, "notices of %s cannot be read: %s", self._watcher.provider, error)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from storage.errors import ConfigurationError, PriceNotFoundError, quoted
 from storage.text import read_text_file
@@ -77,8 +77,14 @@ class PriceBook:
             if key in self._prices:
                 raise ConfigurationError(f"{price} has two prices; keep one")
             self._prices[key] = price
-        for price in self._prices.values():
-            self._check_discount(price)
+        for spot in self._prices.values():
+            on_demand = self._prices.get((spot.device, "on_demand", spot.zone))
+            most = on_demand and on_demand.usd_per_hour
+            if spot.market == "spot" and spot.usd_per_hour and most and spot.usd_per_hour > most:
+                raise ConfigurationError(
+                    f"{spot} costs {spot.usd_per_hour} usd_per_hour, above {most} on demand; "
+                    "correct it, or leave the spot price empty to have none"
+                )
 
     def usd_per_hour(self, device: str, market: PriceMarket, zone: str) -> float:
         """Return the dollars per hour of one device.
@@ -108,17 +114,6 @@ class PriceBook:
         offers = sorted({f"{price.device} {price.market}" for price in there})
         return f"it has prices of {', '.join(offers)}" if offers else "the price book is empty"
 
-    def _check_discount(self, spot: Price) -> None:
-        on_demand = self._prices.get((spot.device, "on_demand", spot.zone))
-        if spot.market != "spot" or spot.usd_per_hour is None:
-            return
-        if on_demand is None or on_demand.usd_per_hour is None or spot.usd_per_hour <= on_demand.usd_per_hour:
-            return
-        raise ConfigurationError(
-            f"{spot} costs {spot.usd_per_hour} usd_per_hour, above {on_demand.usd_per_hour} on demand; "
-            "correct it, or leave the spot price empty to have none"
-        )
-
 
 def known_prices() -> PriceBook:
     """Return the built-in price book; a user's price file takes precedence."""
@@ -137,14 +132,22 @@ def read_prices(path: str | Path) -> PriceBook:
             the file and the row), or `PriceBook` refuses the prices.
     """
     path = Path(path)
-    readers = {".toml": _toml_rows, ".json": json.loads, ".csv": _csv_rows}
-    if path.suffix not in readers:
+    if path.suffix not in (".toml", ".json", ".csv"):
         raise ConfigurationError(
             f"price file {path}: suffix {path.suffix!r}; name a .toml, .json or .csv file"
         )
     text = read_text_file(path, f"price file {path}", ConfigurationError)
     try:
-        rows = readers[path.suffix](text)
+        if path.suffix == ".csv":
+            rows = list(csv.DictReader(text.splitlines(), restkey="more columns", strict=True))
+        elif path.suffix == ".json":
+            rows = json.loads(text)
+        else:
+            content = tomllib.loads(text)
+            unknown = sorted(set(content) - {"price"})
+            if unknown:
+                raise ValueError(f"unknown {', '.join(unknown)}; write the prices as [[price]] tables")
+            rows = content.get("price")
     except (ValueError, RecursionError, csv.Error) as error:  # each parser's own errors are ValueErrors
         raise ConfigurationError(f"price file {path} cannot be read: {error}") from error
     if not isinstance(rows, list) or not rows:
@@ -154,18 +157,6 @@ def read_prices(path: str | Path) -> PriceBook:
         return PriceBook(prices)
     except ConfigurationError as error:
         raise ConfigurationError(f"price file {path}: {error}") from error
-
-
-def _toml_rows(text: str) -> Any:
-    content = tomllib.loads(text)
-    unknown = sorted(set(content) - {"price"})
-    if unknown:
-        raise ValueError(f"unknown {', '.join(unknown)}; write the prices as [[price]] tables")
-    return content.get("price")
-
-
-def _csv_rows(text: str) -> Any:
-    return list(csv.DictReader(text.splitlines(), restkey="more columns", strict=True))
 
 
 def _price(row: object, where: str) -> Price:

@@ -6,12 +6,12 @@ import csv
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from gpu_runtime.spot.prices.price_book import PriceMarket
 from storage.errors import ConfigurationError, quoted
@@ -78,23 +78,10 @@ def read_price_history(path: str | Path, zone: str = "") -> dict[PriceMarket, Pr
             f"{name}: it has no prices of zone {quoted(zone)}; name one of its zones: "
             f"{', '.join(map(quoted, zones))}"
         )
-    wanted = [row for row in rows if row.zone == (zone or zones[0])]
-    return _histories(wanted, name)
-
-
-@dataclass(frozen=True)
-class _Row:
-    line: int
-    at_s: float
-    market: PriceMarket
-    usd_per_hour: float
-    zone: str
-
-
-def _histories(rows: list[_Row], name: str) -> dict[PriceMarket, PriceHistory]:
-    first_s, last_s = min(row.at_s for row in rows), max(row.at_s for row in rows)
+    wanted = sorted((row for row in rows if row.zone == (zone or zones[0])), key=lambda row: row.at_s)
+    first_s, last_s = wanted[0].at_s, wanted[-1].at_s
     found: defaultdict[PriceMarket, list[_Row]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.at_s):
+    for row in wanted:
         before = found[row.market]
         if before and before[-1].at_s == row.at_s:
             raise ConfigurationError(
@@ -110,6 +97,15 @@ def _histories(rows: list[_Row], name: str) -> dict[PriceMarket, PriceHistory]:
     }
 
 
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    at_s: float
+    market: PriceMarket
+    usd_per_hour: float
+    zone: str
+
+
 def _rows(text: str, name: str) -> Iterator[_Row]:
     reader = csv.DictReader(text.splitlines(), restkey="more columns", strict=True)
     columns = list(reader.fieldnames or ())
@@ -122,24 +118,30 @@ def _rows(text: str, name: str) -> Iterator[_Row]:
     try:
         for cells in reader:
             where = f"{name}:{reader.line_num}"
-            at_s, is_number = _time(cells, where)
+            if "more columns" in cells or None in cells.values():
+                raise ConfigurationError(
+                    f"{where}: number of columns differs from the header; write one value per column"
+                )
+            at_s, is_number = _time(cells["time"].strip(), where)
             if in_seconds not in (None, is_number):
                 raise ConfigurationError(f"{where}: seconds and ISO times in one file; use only one form")
             in_seconds = is_number
-            yield _Row(
-                reader.line_num, at_s, _market(cells, where), _usd(cells, where), cells.get("zone") or ""
-            )
+            market = cells["market"]
+            if market not in get_args(PriceMarket):
+                raise ConfigurationError(f"{where}: market {quoted(market)}; write on_demand or spot")
+            usd = _number(cells["usd_per_hour"])
+            # Price feeds write 0 for "no offer", so it is refused, as in a price book.
+            if usd is None or not 0 < usd <= 1e6:
+                raise ConfigurationError(
+                    f"{where}: usd_per_hour {quoted(cells['usd_per_hour'])}; give a number above 0, up to 1e6"
+                )
+            yield _Row(reader.line_num, at_s, cast(PriceMarket, market), usd, cells.get("zone") or "")
     except csv.Error as error:
         raise ConfigurationError(f"{name}:{reader.line_num}: not CSV ({error})") from error
 
 
-def _time(cells: Mapping[str, str | None], where: str) -> tuple[float, bool]:
+def _time(time: str, where: str) -> tuple[float, bool]:
     """Return the time in seconds, and True if it was given in seconds."""
-    if "more columns" in cells or None in cells.values():
-        raise ConfigurationError(
-            f"{where}: number of columns differs from the header; write one value per column"
-        )
-    time = str(cells["time"]).strip()
     seconds = _number(time)
     if seconds is not None and math.isfinite(seconds):
         return seconds, True
@@ -150,23 +152,6 @@ def _time(cells: Mapping[str, str | None], where: str) -> tuple[float, bool]:
             f"{where}: time {quoted(time)}; write seconds, or an ISO time as in 2026-11-24T10:00:00Z"
         ) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp(), False
-
-
-def _market(cells: Mapping[str, str | None], where: str) -> PriceMarket:
-    for market in get_args(PriceMarket):
-        if cells["market"] == market:
-            return market
-    raise ConfigurationError(f"{where}: market {quoted(cells['market'])}; write on_demand or spot")
-
-
-def _usd(cells: Mapping[str, str | None], where: str) -> float:
-    usd = _number(str(cells["usd_per_hour"]))
-    # Price feeds write 0 for "no offer", so it is refused, as in a price book.
-    if usd is None or not 0 < usd <= 1e6:
-        raise ConfigurationError(
-            f"{where}: usd_per_hour {quoted(cells['usd_per_hour'])}; give a number above 0, up to 1e6"
-        )
-    return usd
 
 
 def _number(text: str) -> float | None:

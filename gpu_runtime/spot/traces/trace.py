@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,26 +78,6 @@ class Trace:
         last_s = self.events[-1].at_s if self.events else 0.0
         if not (math.isfinite(self.length_s) and self.length_s >= last_s):
             raise TraceError(f"the trace is {self.length_s} s long; give at least its last event, {last_s} s")
-
-    @staticmethod
-    def of(events: Iterable[TraceEvent], length_s: float | None = None) -> Trace:
-        """Return a trace of these events that ends with the last one unless `length_s` is given."""
-        events = tuple(events)
-        if length_s is None:
-            length_s = events[-1].at_s if events else 0.0
-        return Trace(events, length_s)
-
-    def alive_at(self, at_s: float) -> frozenset[str]:
-        """Return the instances that exist after all events up to and at `at_s`."""
-        alive: set[str] = set()
-        for event in self.events:
-            if event.at_s > at_s:
-                break
-            if event.kind == "add":
-                alive.add(event.instance)
-            else:
-                alive.discard(event.instance)
-        return frozenset(alive)
 
     def scaled(self, speed: float) -> Trace:
         """Return the same events `speed` times as fast: at 60, an hour takes a minute.

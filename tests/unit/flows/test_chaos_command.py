@@ -17,7 +17,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
-from tasks.chaos.faults import GRACES_S, left_of, plan_faults
+from tasks.chaos.faults import GRACES_S, plan_faults
 from tasks.chaos.replayed_trace import plan_trace
 
 
@@ -91,8 +91,8 @@ def test_the_kinds_advised_without_spot_workers_fit_the_run(tmp_path):
 def test_what_met_nobody_is_left_for_the_next_run_and_comes_sooner(tmp_path):
     timed, triggered = Fault(kind="kill", at_s=30.0), Fault(kind="kill", iteration=2, phase="train")
     injector = FaultInjector(tmp_path, [timed, triggered])
-    assert left_of(injector, 20.0) == (Fault(kind="kill", at_s=10.0), triggered)
-    assert left_of(injector, 50.0) == (Fault(kind="kill", at_s=0.0), triggered)
+    assert injector.undone(20.0) == (Fault(kind="kill", at_s=10.0), triggered)
+    assert injector.undone(50.0) == (Fault(kind="kill", at_s=0.0), triggered)
 
 
 def test_a_wrong_setting_is_refused_before_the_runtime_is_imported(monkeypatch: pytest.MonkeyPatch):

@@ -15,12 +15,13 @@ from flows.disturbed_run import disturb
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from gpu_runtime.cluster.ray.trace_replay import TraceReplay
 from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import TraceEvent
 from gpu_runtime.worker.history import HistoryLog, new_life
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from storage.record.run_store import RunStore
+from tests.spot_traces import trace_of
 
 
 class Runs:
@@ -88,7 +89,7 @@ WAIT = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists():
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_trace_begins_with_the_first_phase(home: Home, monkeypatch, tmp_path: Path, begun: bool):
     instances = Instances(tmp_path / "ended")
-    trace = Trace.of([TraceEvent(0.0, "add", "a"), TraceEvent(0.01, "remove", "a")])
+    trace = trace_of([TraceEvent(0.0, "add", "a"), TraceEvent(0.01, "remove", "a")])
     replay = TraceReplay(Replay(trace), cast(LocalInstances, instances))
 
     def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
@@ -105,4 +106,4 @@ def test_a_trace_begins_with_the_first_phase(home: Home, monkeypatch, tmp_path: 
     disturb(home, "r", ["--preset", "smoke"], (), replay)
     replay.stop()
     assert instances.seen == ([("add", "a"), ("remove", "a")] if begun else [])
-    assert (replay.done.count("add"), replay.done.count("remove")) == (int(begun), int(begun))
+    assert (replay.count("add"), replay.count("remove")) == (int(begun), int(begun))

@@ -108,7 +108,7 @@ def test_nothing_happens_before_the_first_phase_nor_without_a_victim(stage):
         assert injector.done == [] and injector.left == 2
         stage.enter("rollout", 1)
         until(lambda: stage.killed("spot-0"), "the kill")
-        assert injector.undone == (Fault(kind="scorer_death", at_s=0.0),)
+        assert injector.undone(0.0) == (Fault(kind="scorer_death", at_s=0.0),)
         stage.start("scorer-1")
         until(lambda: stage.killed("scorer-1"), "the scorer's death")
 
@@ -165,7 +165,7 @@ def test_the_worker_that_commits_first_is_killed(stage):
     stage.start("spot-0", "spot-1")
     stage.enter("rollout", 1)
     with FaultInjector(stage.folder, [Fault(kind="kill_while_committing", at_s=0.0)]) as injector:
-        until(lambda: not injector._pending.pending, "the fault is due")
+        until(lambda: not injector._pending, "the fault is due")
         stage.say("spot-1", "step")
         stage.say("spot-1", "sent")
         until(lambda: stage.killed("spot-1"), "the death")
@@ -256,7 +256,7 @@ def test_the_server_and_the_agents_of_the_driver_are_killed(stage, helpers):
     pid_of = lambda: server.pid if there.is_set() else None  # noqa: E731
     with FaultInjector(stage.folder, [fault], server_pid=pid_of) as injector:
         time.sleep(0.2)
-        assert injector.undone == (fault,)
+        assert injector.undone(0.0) == (fault,)
         there.set()
         until(lambda: is_dead(server), "the server's death")
         assert not is_dead(dashboard) and not is_dead(runtime_env)

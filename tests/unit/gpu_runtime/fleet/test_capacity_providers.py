@@ -21,11 +21,12 @@ from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
-from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import EventKind, TraceEvent
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import CapacityError, ConfigurationError
 from tests.fake_cluster import FakeCluster
+from tests.spot_traces import trace_of
 
 LIMIT_S = 60.0
 
@@ -43,7 +44,7 @@ def awaited(provider: CapacityProvider, expected: Callable[[], bool]) -> None:
 
 def traced(now: list[float], *told: tuple[float, EventKind, str], notice_s: float = 0.0) -> TraceCapacity:
     """Return a provider that replays events (seconds, kind, instance), with the clock `now[0]`."""
-    trace = Trace.of([TraceEvent(*event) for event in told])
+    trace = trace_of([TraceEvent(*event) for event in told])
     return TraceCapacity(trace, notice_s=notice_s, clock=lambda: now[0])
 
 

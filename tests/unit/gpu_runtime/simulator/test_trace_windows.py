@@ -10,6 +10,7 @@ from gpu_runtime.simulator.trace_windows import SpotMarket, repeated
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import TraceError
+from tests.spot_traces import alive_at
 
 TRACE = Trace(
     (
@@ -24,7 +25,7 @@ TRACE = Trace(
 
 
 def counts(trace: Trace, times: list[float]) -> list[int]:
-    return [len(trace.alive_at(at)) for at in times]
+    return [len(alive_at(trace, at)) for at in times]
 
 
 def test_a_window_has_the_instances_of_its_moments_and_begins_anew_at_the_end():
@@ -47,7 +48,7 @@ def test_a_recorded_trace_is_thinned_to_the_places_and_a_drawn_one_has_as_many()
     recorded = SpotMarket(TRACE, shape).window(1, 300.0, random.Random(1))
     assert max(counts(recorded, list(range(300)))) == 1
     drawn = SpotMarket(None, shape).window(5, 3600.0, random.Random(1))
-    assert len(drawn.alive_at(0)) == 5 and drawn.length_s == 3600.0
+    assert len(alive_at(drawn, 0)) == 5 and drawn.length_s == 3600.0
     calm = SpotMarket(None, shape, losses=False).window(3, 3600.0, random.Random(1))
     assert [event.kind for event in calm.events] == ["add"] * 3
     with pytest.raises(TraceError, match="no instance comes"):

@@ -8,10 +8,11 @@ from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.replay import Replay, thinned
 from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent, summarise
 from storage.errors import TraceError
+from tests.spot_traces import trace_of
 
 
 def trace(*events: tuple[float, EventKind, str], length_s: float | None = None) -> Trace:
-    return Trace.of((TraceEvent(*event) for event in events), length_s)
+    return trace_of((TraceEvent(*event) for event in events), length_s)
 
 
 def done(replay: Replay, now_s: float) -> list[tuple[str, str]]:

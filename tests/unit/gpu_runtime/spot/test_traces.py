@@ -11,6 +11,7 @@ import pytest
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent, summarise
 from storage.errors import TraceError
+from tests.spot_traces import alive_at, trace_of
 
 RECORDED = Path(__file__).resolve().parents[5] / "shared" / "traces"
 
@@ -30,7 +31,7 @@ def written(tmp_path: Path, text: str, name: str = "trace.csv") -> Path:
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
     events = read_trace(written(tmp_path, ROWS)).events
-    return Trace.of(events, length_s=50.0)
+    return trace_of(events, length_s=50.0)
 
 
 def test_rows_are_milliseconds_in_their_order(tmp_path):
@@ -39,15 +40,7 @@ def test_rows_are_milliseconds_in_their_order(tmp_path):
     assert [event.instance for event in trace.events] == ["a", "b", "c", "b", "a", "d", "c"]
     assert trace.length_s == 40.0
     again = read_trace(written(tmp_path, "0,add,a\n1000,remove,a\n2000,add,a\n"))
-    assert [again.alive_at(second) for second in (0, 1, 2)] == [{"a"}, set(), {"a"}]
-
-
-def test_alive_at_a_moment_counts_all_that_happens_at_it(trace):
-    assert trace.alive_at(-1) == frozenset()
-    assert trace.alive_at(0) == {"a", "b"}
-    assert trace.alive_at(19.999) == {"a", "b", "c"}
-    assert trace.alive_at(20) == {"c"}
-    assert trace.alive_at(1e9) == {"d"}
+    assert [alive_at(again, second) for second in (0, 1, 2)] == [{"a"}, set(), {"a"}]
 
 
 def test_figures_worked_by_hand(trace):
@@ -56,14 +49,14 @@ def test_figures_worked_by_hand(trace):
     assert (figures.instances, figures.peak, figures.losses) == (4, 3, 3)
     assert figures.multi_loss_share == pytest.approx(2 / 3)
     assert figures.losses_per_instance_hour == pytest.approx(3 / 90 * 3600)
-    stays = summarise(Trace.of([TraceEvent(0.0, "add", "a")], length_s=10.0))
+    stays = summarise(trace_of([TraceEvent(0.0, "add", "a")], length_s=10.0))
     assert (stays.losses, stays.multi_loss_share, stays.losses_per_instance_hour) == (0, None, 0.0)
-    assert summarise(Trace.of([], length_s=10.0)).losses_per_instance_hour is None
+    assert summarise(trace_of([], length_s=10.0)).losses_per_instance_hour is None
 
 
 def test_twice_as_fast(trace):
     fast = trace.scaled(2)
-    assert (fast.length_s, fast.alive_at(10), fast.alive_at(15)) == (25.0, {"c"}, {"c", "d"})
+    assert (fast.length_s, alive_at(fast, 10), alive_at(fast, 15)) == (25.0, {"c"}, {"c", "d"})
 
 
 def test_a_part_begins_with_those_who_are_there(trace):
@@ -71,7 +64,7 @@ def test_a_part_begins_with_those_who_are_there(trace):
     assert part.events[:3] == tuple(TraceEvent(0.0, "add", name) for name in "abc")
     assert part.length_s == 25.0
     for second in range(26):
-        assert part.alive_at(second) == trace.alive_at(10 + second)
+        assert alive_at(part, second) == alive_at(trace, 10 + second)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +110,16 @@ def test_skypilots_form_counts_the_available(tmp_path):
     content = json.dumps({"metadata": {"gap_seconds": 300}, "data": [2, 2, 3, 1, 0]})
     trace = read_trace(written(tmp_path, content, "trace.json"))
     assert trace.length_s == 1500
-    assert [len(trace.alive_at(300 * place)) for place in range(5)] == [2, 2, 3, 1, 0]
-    assert trace.alive_at(900) == {"instance-3"}, "the longest there go first"
+    assert [len(alive_at(trace, 300 * place)) for place in range(5)] == [2, 2, 3, 1, 0]
+    assert alive_at(trace, 900) == {"instance-3"}, "the longest there go first"
     assert summarise(trace).multi_loss_share == pytest.approx(2 / 3)
 
 
 def test_parcaes_table_counts_the_available(tmp_path):
     trace = read_trace(written(tmp_path, "0,1\n0,2\n60000,1\n120000,3\n"))
     assert trace.length_s == 120
-    assert [len(trace.alive_at(60 * minute)) for minute in range(3)] == [2, 1, 3]
-    assert trace.alive_at(60) == {"instance-2"}, "the longest there go first"
+    assert [len(alive_at(trace, 60 * minute)) for minute in range(3)] == [2, 1, 3]
+    assert alive_at(trace, 60) == {"instance-2"}, "the longest there go first"
 
 
 def test_a_table_lasts_to_its_last_row_also_without_a_change(tmp_path):
@@ -140,7 +133,7 @@ def test_parcaes_intervals(tmp_path):
     content = json.dumps([{"interval": row, "duration": 60_000, "strategy": [1, 3]} for row in rows])
     trace = read_trace(written(tmp_path, content, "trace.json"))
     assert trace.length_s == 240
-    found = [[int(name[9:]) for name in sorted(trace.alive_at(60 * minute))] for minute in range(4)]
+    found = [[int(name[9:]) for name in sorted(alive_at(trace, 60 * minute))] for minute in range(4)]
     assert found == [[1, 2, 3], [1, 2, 3], [3, 4], []]
 
 
@@ -155,16 +148,16 @@ def test_parcaes_events_name_their_nodes(tmp_path):
     trace = read_trace(written(tmp_path, "\n".join(lines), "trace.txt"))
     assert trace.events[2] == TraceEvent(120.0, "remove", "node-0")
     assert trace.length_s == 210
-    assert trace.alive_at(210) == {"node-1"}
+    assert alive_at(trace, 210) == {"node-1"}
 
 
 def test_traces_that_contradict_themselves(trace):
     with pytest.raises(TraceError, match="event 1 of 1: instance 'a' is removed but does not exist"):
-        Trace.of([TraceEvent(0.0, "remove", "a")])
+        trace_of([TraceEvent(0.0, "remove", "a")])
     with pytest.raises(TraceError, match=r"give at least its last event, 40\.0 s"):
         Trace(trace.events, 39.0)
     with pytest.raises(TraceError, match="event 1 of 1: time nan s"):
-        Trace.of([TraceEvent(float("nan"), "add", "a")], length_s=1.0)
+        trace_of([TraceEvent(float("nan"), "add", "a")], length_s=1.0)
     for speed in (0, -1, float("nan"), float("inf")):
         with pytest.raises(TraceError, match="speed"):
             trace.scaled(speed)
@@ -183,7 +176,7 @@ def test_the_recorded_traces(name, instances, losses, left, share):
     trace = read_trace(RECORDED / f"{name}.csv")
     figures = summarise(trace)
     assert (figures.instances, figures.losses) == (instances, losses)
-    assert len(trace.alive_at(trace.length_s)) == left
+    assert len(alive_at(trace, trace.length_s)) == left
     assert figures.multi_loss_share == pytest.approx(share, abs=0.001)
     half = trace.clipped(trace.length_s / 2, trace.length_s)
-    assert half.alive_at(half.length_s) == trace.alive_at(trace.length_s)
+    assert alive_at(half, half.length_s) == alive_at(trace, trace.length_s)

@@ -120,9 +120,8 @@ class Runtime:
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
             self._scoring.await_ready()
-            self._search = SeedSearch(
-                config, self.explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
-            )
+            shared = self._fleet, self._scoring, self._use_training_weights
+            self._search = SeedSearch(config, self.explorer, self.train_prompts, *shared)
             self._feed = TrainingFeed(
                 config.algorithm, config.reward.signal, self._fleet.trainers, self._fleet.enter
             )
@@ -352,11 +351,6 @@ class Runtime:
         self._history.note("closed")
         self._history.close()
 
-    def _training_weights(self) -> Weights:
-        """Return the current weights, after making the trainers hold them."""
-        self._use_training_weights()
-        return self._current
-
     def _check_versions(self, rollout: Rollout) -> None:
         """Refuse samples that training must not learn from."""
         oldest = self.policy_version - bool(self._search.kept.of(rollout.plan.iteration))
@@ -370,7 +364,8 @@ class Runtime:
                 self._feed.note(image, score)
         return scores
 
-    def _use_training_weights(self) -> None:
-        """Give the trainers their own weights back after they generated with the average."""
+    def _use_training_weights(self) -> Weights:
+        """Give the trainers their own weights back after they generated with the average; return them."""
         if not self._fleet.trainers.holds(self._current.version):
             self._fleet.trainers.use_training_weights(self._current.version)
+        return self._current

@@ -78,25 +78,28 @@ class _ForkServer:
         environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         with theirs, requests:
             sockets = theirs.fileno(), requests.fileno()
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 python_command("-c", _LAUNCHER, *map(str, sockets), *IMPORTED, *modules),
                 env=environment, pass_fds=sockets, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
             )  # fmt: skip
 
-    @property
-    def alive(self) -> bool:
-        """True if it is running and this process started it."""
-        return self._process.poll() is None
-
     def close(self) -> None:
         """Kill the process, and wait for its end."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         os.close(self._output)
 
     def fork(self, limit_s: float, log: Path | None) -> ForkedProcess:
+        """Fork a process, after waiting for the fork server's imports.
+
+        Args:
+            log: file to which it appends its output; None keeps that in memory.
+
+        Raises:
+            RuntimeFailure: if it does not answer within `limit_s` seconds.
+        """
         ours, theirs = socket.socketpair()
         output = _opened(log)
         with self._lock, theirs:
@@ -111,7 +114,7 @@ class _ForkServer:
         if not number:
             ours.close()
             os.close(output)
-            self._process.kill()
+            self.process.kill()
             raise RuntimeFailure(
                 f"the process that workers are forked from does not answer: {reason} "
                 f"(runtime.start_timeout_s={limit_s:g}); {_last_line(self._output) or 'it printed nothing'}"
@@ -128,7 +131,7 @@ def start_fork_server(modules: Sequence[str] = ()) -> _ForkServer:
     """Return this process's fork server; start it if needed, also to import more `modules`."""
     global _server
     with _lock:
-        if _server is None or not _server.alive:
+        if _server is None or _server.process.poll() is not None:
             _server = _ForkServer(modules)
         return _server
 
@@ -140,18 +143,6 @@ def end_fork_server() -> None:
         if _server is not None:
             _server.close()
         _server = None
-
-
-def fork(limit_s: float, log: Path | None = None) -> ForkedProcess:
-    """Fork a process, after waiting for the fork server's imports.
-
-    Args:
-        log: file to which it appends its output; None keeps that in memory.
-
-    Raises:
-        RuntimeFailure: if it does not answer within `limit_s` seconds.
-    """
-    return start_fork_server().fork(limit_s, log)
 
 
 def requesting_command() -> str:

@@ -133,19 +133,14 @@ def _fork(sockets: Sequence[socket.socket], worker: Callable[[], None]) -> int:
     """Fork a process that becomes a worker, without these sockets, and return its number."""
     own = os.getpid()
     pid = os.fork()
-    if not pid:
-        for one in sockets:
-            one.close()
-        # The kernel ends this process when the fork server ends.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != own:  # it ended before the kernel was set to signal that
-            os._exit(1)
-        _run(worker)
-    return pid
-
-
-def _run(worker: Callable[[], None]) -> None:
-    """Run a worker and exit; never returns."""
+    if pid:
+        return pid
+    for one in sockets:
+        one.close()
+    # The kernel ends this process when the fork server ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != own:  # it ended before the kernel was set to signal that
+        os._exit(1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 1
     try:

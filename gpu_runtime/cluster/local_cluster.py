@@ -17,8 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from gpu_runtime.cluster.fork_client import ForkedProcess, fork, start_fork_server
-from gpu_runtime.cluster.local_worker import Answer, Surroundings
+from gpu_runtime.cluster.fork_client import ForkedProcess, start_fork_server
+from gpu_runtime.cluster.local_worker import Answer
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, WorkerLostError
@@ -70,10 +70,9 @@ class LocalCluster(Cluster):
         reads: Sequence[str] = (),
     ) -> LocalActor[WorkerT]:
         """See `Cluster`; callable from any thread. Market, GPU and folders have no effect here."""
-        surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
         log = self._output and self._output / f"{name.partition('.')[0]}.log"
-        process = fork(self._start_limit_s, log)
-        actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (build, args))
+        process = start_fork_server().fork(self._start_limit_s, log)
+        actor: LocalActor[WorkerT] = LocalActor(name, process, (build, args))
         with self._lock:
             self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
         return actor
@@ -110,7 +109,6 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         self,
         name: str,
         process: ForkedProcess,
-        surroundings: Surroundings,
         worker: tuple[Callable[..., WorkerT], tuple[Any, ...]],
     ) -> None:
         super().__init__(name)
@@ -123,6 +121,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         """True once its process has ended."""
         self._loss = ""
         self._worker = worker  # until it is built, as are the arguments of calls until they are answered
+        surroundings = name, sys.path, dict(os.environ), os.getcwd()  # which it inherits
         self._to_send.put(pickle.dumps(surroundings, protocol=5))
         self._to_send.put(pickle.dumps(worker, protocol=5))
         self._sender = threading.Thread(target=self._send, name=f"send-{name}", daemon=True)
@@ -162,7 +161,23 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         self._process.close()
 
     def _receive(self) -> None:
-        loss = self._receive_until_the_end()
+        """Settle calls until the process ends, or because its worker could not be built."""
+        loss, built = "", self._next_answer()
+        if built is not None and built.error is not None:
+            self._process.kill()
+            loss = f"{type(built.error).__name__}: {built.error}"
+        elif built is not None:
+            del self._worker
+            while (answer := self._next_answer()) is not None:
+                with self._lock:
+                    call = self._open.popleft()[0]
+                if answer.error is None:
+                    call.set_result(answer.value)
+                else:
+                    if answer.trace:
+                        answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
+                    call.set_exception(answer.error)
+                del answer, call  # otherwise weights or images would live until the next answer
         with self._lock:
             self._loss = loss or self._process.last_words()
             self.gone = True
@@ -170,27 +185,6 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
             self._to_send.put(None)
         for call, _ in left:
             call.set_exception(self._lost())
-
-    def _receive_until_the_end(self) -> str:
-        """Settle calls until the process ends; return why the worker was not built, empty if it was."""
-        built = self._next_answer()
-        if built is None:
-            return ""
-        if built.error is not None:
-            self._process.kill()
-            return f"{type(built.error).__name__}: {built.error}"
-        del self._worker
-        while (answer := self._next_answer()) is not None:
-            with self._lock:
-                call = self._open.popleft()[0]
-            if answer.error is None:
-                call.set_result(answer.value)
-            else:
-                if answer.trace:
-                    answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
-                call.set_exception(answer.error)
-            del answer, call  # otherwise weights or images would live until the next answer
-        return ""
 
     def _next_answer(self) -> Answer | None:
         """Return the next answer; None when the process has ended."""
@@ -220,17 +214,14 @@ class SharedValue:
         parts = [memoryview(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))]
         parts += [buffer.raw() for buffer in buffers]
         self._descriptor = os.memfd_create("spotlight-shared-value")
-        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
+        """Release the memory; processes that have mapped it keep it."""
         with open(self._descriptor, "wb", closefd=False) as file:
             file.write(_COUNT.pack(len(parts)))
             file.writelines(_COUNT.pack(part.nbytes) for part in parts)
             for part in parts:
                 file.seek(-file.tell() % _ALIGNED_BYTES, os.SEEK_CUR)
                 file.write(part)
-
-    def close(self) -> None:
-        """Release the memory; processes that have mapped it keep it."""
-        self._close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _mapped, (f"/proc/{os.getpid()}/fd/{self._descriptor}",)

@@ -22,28 +22,6 @@ _MOST_OUTPUT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The driver's environment, which its workers inherit.
-
-    Attributes:
-        name: name of the worker; `ps` shows its first 15 characters.
-    """
-
-    name: str
-    path: tuple[str, ...]
-    environment: dict[str, str]
-    folder: str
-
-    def enter(self) -> None:
-        """Apply them to this process."""
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, self.name.encode(), 0, 0, 0)
-        sys.path[:] = self.path
-        os.environ.clear()
-        os.environ.update(self.environment)
-        os.chdir(self.folder)
-
-
-@dataclass(frozen=True)
 class Answer:
     """The outcome of a call."""
 
@@ -55,12 +33,17 @@ class Answer:
 def serve(descriptor: int) -> None:
     """Serve the driver until it is gone.
 
-    The first message is the `Surroundings`. The second is the function that builds the worker, with its
-    arguments; the answer comes once the worker is built. Each further one is a call and gets an answer. The
-    process ends if the worker cannot be built.
+    The first message has the worker's name, and the driver's import path, environment and folder, to inherit.
+    The second is the function that builds the worker, with its arguments; the answer comes once the worker is
+    built. Each further one is a call and gets an answer. The process ends if the worker cannot be built.
     """
     link = Connection(descriptor)
-    pickle.loads(link.recv_bytes()).enter()
+    name, path, environment, folder = pickle.loads(link.recv_bytes())
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)  # `ps` shows its first 15 characters
+    sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
     try:
         built, arguments = pickle.loads(link.recv_bytes())
         worker = built(*arguments)

@@ -187,16 +187,13 @@ class _SharedCall:
             return
         lead = self._leader.exception()
         if lead is None:
-            self.answer.set_result(self._with_notices(self._leader.result()))
+            chunk = self._leader.result()
+            if isinstance(chunk, SampleChunk) and chunk.notice is None:  # under notice if any member is
+                notices = [notice for notice in self._group.notices.values() if notice is not None]
+                chunk = dataclasses.replace(chunk, notice=notices[0]) if notices else chunk
+            self.answer.set_result(chunk)
         elif isinstance(lead, WorkerLostError) or self._group.gone or ended:
             self.answer.set_exception(WorkerLostError(f"group {self._group.name} broke: {lead}"))
-
-    def _with_notices(self, chunk: Any) -> Any:
-        """Return the leader's chunk, under notice if any member is."""
-        if not isinstance(chunk, SampleChunk) or chunk.notice is not None:
-            return chunk
-        notices = [notice for notice in self._group.notices.values() if notice is not None]
-        return dataclasses.replace(chunk, notice=notices[0]) if notices else chunk
 
 
 class GroupedFleet:

@@ -69,26 +69,24 @@ class Sharing:
         if degree == 1:
             yield fleet
             return
-        grouped = self._grouped(fleet, phase.version, degree)
+        assert self._rendezvous is not None, "some degree is above 1"
+        rest = self._rendezvous, self._registry, self._instance_of, self._lease_s
+        if degree == AUTO:
+            grouped = MeasuredFleet(fleet, phase.version, self._step_times, self._degrees, *rest)
+        elif degree in self._degrees:
+            grouped = GroupedFleet(fleet, phase.version, large_first(self._degrees, degree), *rest)
+        else:
+            raise ConfigurationError(
+                f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
+                "sequence_parallel.rollout, evaluate and explore to "
+                f"{', '.join(map(str, self._degrees))}"
+            )
         try:
             yield grouped
         finally:
             grouped.close()
             with self._collector.writing() as since:
                 since.groups += grouped.records
-
-    def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
-        assert self._rendezvous is not None, "some degree is above 1"
-        rest = self._rendezvous, self._registry, self._instance_of, self._lease_s
-        if degree == AUTO:
-            return MeasuredFleet(fleet, version, self._step_times, self._degrees, *rest)
-        possible = self._degrees
-        if degree not in possible:
-            raise ConfigurationError(
-                f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
-                f"sequence_parallel.rollout, evaluate and explore to {', '.join(map(str, possible))}"
-            )
-        return GroupedFleet(fleet, version, large_first(possible, degree), *rest)
 
     def _instance_of(self, device: Device) -> str:
         """Return the instance of a device, by its name; the device is asked only once."""

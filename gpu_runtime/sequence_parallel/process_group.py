@@ -144,7 +144,14 @@ class InstanceGroup:
         if self._cuda:  # `interrupt` frees threads that wait for NCCL
             work.wait()
             return
-        while not _ends_within(work, _TURN):
+        while True:
+            try:
+                work.wait(_TURN)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises its own error, or nothing if it has just ended
+                    return
             if self._called_off():
                 self._left_behind = work
                 raise GroupBrokenError("called off while a message was under way")
@@ -184,17 +191,6 @@ class InstanceGroup:
         group = dist.group.WORLD
         assert group is not None
         return group
-
-
-def _ends_within(work: Any, limit: datetime.timedelta) -> bool:
-    """Return True if a collective ends in time; raise its error if it ends with one."""
-    try:
-        work.wait(limit)
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        work.wait()  # raises its own error, or nothing if it has just ended
-    return True
 
 
 def _keep(group: dist.ProcessGroup, work: Any) -> None:

@@ -173,35 +173,30 @@ class HistoryTail:
         if only is None:
             found = ((int(life.name), path) for life in lives(self._folder) for path in life.glob("*.jsonl"))
             self._files |= {path: number for number, path in found if path not in self._files}
-        chosen = [
-            (number, path)
-            for path, number in self._files.items()
-            if path not in self._left and (only is None or self._names.get(path) in only)
-        ]
-        return [line for number, path in sorted(chosen) for line in self._new_of(number, path)]
+        lines: list[HistoryLine] = []
+        for life, path in sorted((life, path) for path, life in self._files.items()):
+            if path in self._left or (only is not None and self._names.get(path) not in only):
+                continue
+            begun = self._read.get(path, 0)
+            if path.stat().st_size == begun:
+                continue
+            with path.open("rb") as file:
+                file.seek(begun)
+                fresh = file.read()
+            # A line without its end is being written, or did not fit on a full disk.
+            whole = fresh[: fresh.rfind(b"\n") + 1]
+            self._read[path] = begun + len(whole)
+            for row in whole.splitlines():
+                facts = json.loads(row)
+                event, at = facts.pop("event"), facts.pop("at")
+                if event == "process":
+                    self._names[path] = facts["name"]
+                lines.append(HistoryLine(life, self._names[path], at, event, facts))
+        return lines
 
     def leave(self, life: int, name: str) -> None:
         """Stop reading the file of a process that has ended."""
         self._left |= {path for path, of in self._names.items() if of == name and self._files[path] == life}
-
-    def _new_of(self, life: int, path: Path) -> list[HistoryLine]:
-        begun = self._read.get(path, 0)
-        if path.stat().st_size == begun:
-            return []
-        with path.open("rb") as file:
-            file.seek(begun)
-            fresh = file.read()
-        # A line without its end is being written, or did not fit on a full disk.
-        whole = fresh[: fresh.rfind(b"\n") + 1]
-        self._read[path] = begun + len(whole)
-        lines: list[HistoryLine] = []
-        for row in whole.splitlines():
-            facts = json.loads(row)
-            event, at = facts.pop("event"), facts.pop("at")
-            if event == "process":
-                self._names[path] = facts["name"]
-            lines.append(HistoryLine(life, self._names[path], at, event, facts))
-        return lines
 
 
 def read_history(folder: Path) -> list[HistoryLine]:

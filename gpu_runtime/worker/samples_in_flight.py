@@ -76,9 +76,16 @@ class SamplesInFlight:
         total = self._sampler.total_steps(self._states[0].request)
         until = min(begun_at + steps, total)
         self._history.note("chunk", lease=lease, **{"from": begun_at}, until=until)
+        # One denoising step at a time if notices are watched or a history is kept.
+        watched = self._notice is not None if self.sp_group is None else self._agrees
+        one_by_one = watched or self._history.kept
         stops, spent_s = self._stops(notice), 0.0
-        while not stops and self._states[0].step < until:
-            spent_s += self._step(lease, until)
+        while not stops and (step := self._states[0].step) < until:
+            stride, since = 1 if one_by_one else until - step, time.perf_counter()
+            self._states = self._sampler.advance(self._states, stride)
+            took_s = time.perf_counter() - since
+            spent_s += took_s
+            self._history.note("step", lease=lease, **{"from": step, "to": step + stride}, s=took_s)
             notice = self._notice_now()
             stops = self._stops(notice)
         states, leads = self._states, self.sp_group is None or self.sp_group.leads
@@ -109,16 +116,6 @@ class SamplesInFlight:
             sample if sample.request.keeps_trajectory else GeneratedImage(sample.request, sample.image_HWC)
             for sample in samples
         )
-
-    def _step(self, lease: int, until: int) -> float:
-        """Do one denoising step if notices are watched or a history is kept, else all; return seconds."""
-        step, since = self._states[0].step, time.perf_counter()
-        watched = self._notice is not None if self.sp_group is None else self._agrees
-        stride = 1 if watched or self._history.kept else until - step
-        self._states = self._sampler.advance(self._states, stride)
-        spent_s = time.perf_counter() - since
-        self._history.note("step", lease=lease, **{"from": step, "to": step + stride}, s=spent_s)
-        return spent_s
 
     def _stops(self, notice: Notice | None) -> bool:
         """Return True if the device must give up the samples at this denoising step."""

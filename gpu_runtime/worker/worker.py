@@ -17,7 +17,7 @@ import gc
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import psutil
@@ -33,7 +33,6 @@ from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.models.loading import device_name, evaluated, load_model
-from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.scheduling.group_layout import WorkerGroup
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import StoreAddress
@@ -50,9 +49,6 @@ from storage.config.runtime import WORKER_IN_URL
 from storage.errors import DeviceFaultError, GroupBrokenError, RuntimeFailure
 from storage.prompts.sources import read_picture
 from storage.text import one_line
-
-if TYPE_CHECKING:  # imports all families of diffusers, for seconds; drivers and lone devices skip it
-    from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 _CONNECT_S = 30.0
 """Longest wait for the driver's store, which answers at once or cannot be reached."""
@@ -143,8 +139,15 @@ class DeviceWorker:
         self._holds: WeightsVersion | None = None
         self._set_aside: WeightState | None = None
         self._member = None
+        # Imported here: it imports all families of diffusers, for seconds, and lone devices do without.
         if meeting is not None and config.sequence_parallel.largest > 1:
-            self._member = _member_of_groups(name, self._model, meeting)
+            from gpu_runtime.sequence_parallel.member import SequenceParallelMember
+
+            # Connected now, because others wait when it joins.
+            self._member = SequenceParallelMember(name, self._model, meeting, _CONNECT_S)
+            # Current objects stay, so later collections need not scan them, which would slow down leaving.
+            gc.collect()
+            gc.freeze()
 
     def take_slot(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
         """Become a slot's worker, for standbys only; arguments as in the constructor.
@@ -417,17 +420,6 @@ class DeviceWorker:
                 "the trainer holds weights that are not its own; call use_training_weights first"
             )
         return self._trainer
-
-
-def _member_of_groups(name: str, model: DiffusionModel, meeting: StoreAddress) -> SequenceParallelMember:
-    """Return the worker's member in groups, connected at start because others wait when it joins."""
-    from gpu_runtime.sequence_parallel.member import SequenceParallelMember
-
-    member = SequenceParallelMember(name, model, meeting, _CONNECT_S)
-    # Current objects stay, so later collections need not scan them, which would slow down leaving.
-    gc.collect()
-    gc.freeze()
-    return member
 
 
 _: type[Worker] = DeviceWorker  # the type checker compares it with the driver's calls

@@ -49,13 +49,13 @@ def outermost(folders: Sequence[str], among: Sequence[str]) -> list[str]:
 def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str, int], bytes]) -> None:
     """Copy a folder to this host unless it exists; one process per host copies, and others wait for it.
 
-    `sizes` returns the bytes of its files, `part` the next bytes of a file from an offset. Raises
-    ModelError if the disk lacks room, or cannot be written.
-
     Args:
         folder: path of the folder on both hosts.
         sizes: function that returns the bytes of its files.
         part: function that returns the next bytes of a file, from an offset.
+
+    Raises:
+        ModelError: if the disk lacks room, or cannot be written.
     """
     if folder.is_dir():
         return

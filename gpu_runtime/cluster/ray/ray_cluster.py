@@ -130,8 +130,6 @@ class RayCluster(Cluster):
         self.tells_markets_apart = not self._local and any(
             MARKET_LABEL in node["Labels"] for node in ray.nodes()
         )
-        """True if its instances state their market: workers are then placed accordingly, and spot instances
-        may come and go."""
         # If spot instances come and go, their current number does not predict later ones.
         counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
         may_grow = self.tells_markets_apart or config.runtime.capacity not in OF_THE_CLUSTER
@@ -146,22 +144,20 @@ class RayCluster(Cluster):
             end_fork_server()
         elif self._forks:
             self._worker_options = {"runtime_env": {"py_executable": requesting_command()}}
-        if self._gpu_share and config.runtime.standby_workers:
-            self.shutdown()
-            refuse_standbys_with_gpus(config.runtime)
-        if 0 < self._gpu_share < 1:
-            try:
+        try:
+            if self._gpu_share:
+                refuse_standbys_with_gpus(config.runtime)
+            if 0 < self._gpu_share < 1:
                 refuse_shared_gpus(config, workers, gpus)
-            except ConfigurationError:
-                self.shutdown()
-                raise
-        if scorers and not self._gpu_share:
+            if scorers and not self._gpu_share:
+                raise ConfigurationError(
+                    f"runtime.scorer_gpu={config.runtime.scorer_gpu:g} for {config.runtime.scorer_workers} "
+                    f"scorers takes {scorers:g} GPUs, but the cluster has {gpus:g} for them and the workers; "
+                    "lower it, or set it to 0 to judge on the CPU"
+                )
+        except ConfigurationError:
             self.shutdown()
-            raise ConfigurationError(
-                f"runtime.scorer_gpu={config.runtime.scorer_gpu:g} for {config.runtime.scorer_workers} "
-                f"scorers takes {scorers:g} GPUs, but the cluster has {gpus:g} for them and the workers; "
-                "lower it, or set it to 0 to judge on the CPU"
-            )
+            raise
 
     @property
     def _forks(self) -> bool:
@@ -246,22 +242,14 @@ class RayCluster(Cluster):
         on_spot = self.tells_markets_apart and market == "spot"
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if on_spot else "!spot"}
+        folders: list[str] = []  # those that are on the driver's host and possibly on no other
+        if self._config.runtime.driver_is_on_cluster:  # otherwise the driver cannot send files
+            folders = outermost([one for one in reads if os.path.isdir(one)], [self._config.model.path])
         # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
-        folders = self._given_out(reads)
         source = self._source_of_folders() if folders else None
         named = type(re.sub(r"\W", "_", name), (Answering,), {})
         handle = ray.remote(named).options(**options).remote(build, folders, source, *args)
         return RayActor(name, handle, self._local, on_spot and self._config.runtime.driver_is_on_cluster)
-
-    def _given_out(self, reads: Sequence[str]) -> list[str]:
-        """Return folders that are on the driver's host and possibly on no other.
-
-        A driver that is on no host of the cluster cannot send files.
-        """
-        if not self._config.runtime.driver_is_on_cluster:
-            return []
-        folders = [folder for folder in reads if os.path.isdir(folder)]
-        return outermost(folders, [self._config.model.path])
 
     def _source_of_folders(self) -> Any:
         """Return the actor on the driver's host that sends files; it reserves no CPU."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import cast
 
 from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, FaultPhase, take_due
-from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses, process_of
-from gpu_runtime.scheduling.history import HistoryLine
+from gpu_runtime.chaos.run_processes import TRAINER, RunProcess, RunProcesses, process_of
+from gpu_runtime.scheduling.history import DRIVER, HistoryLine
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history import HistoryTail
 from storage import clock
@@ -159,7 +159,7 @@ class FaultInjector:
             return []  # `_await_commit` injects it
         if fault.kind in ("coordinator_restart", "stopped_driver"):
             hits_trainer = fault.kind == "coordinator_restart" and fault.victim % 2
-            one = processes.trainer() if hits_trainer else processes.driver()
+            one = processes.one(TRAINER if hits_trainer else DRIVER)
             return [one] if one is not None else []
         if fault.kind == "server_death":
             server = process_of("prefect-server", self._server_pid())
@@ -167,7 +167,7 @@ class FaultInjector:
         if fault.kind == "agent_death":
             return _rotated(processes.agents(), fault.victim)[:1]
         if fault.kind == "scorer_death":
-            return _rotated(processes.scorers(), fault.victim)[:1]
+            return _rotated(processes.untouched("scorer-"), fault.victim)[:1]
         spots = _rotated(processes.spots(), fault.victim)
         if fault.kind == "kill_while_joining":
             joining = processes.joining()

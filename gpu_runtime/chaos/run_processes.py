@@ -101,40 +101,13 @@ class RunProcesses:
                 gone.append(facts["worker"])
         return gone
 
-    def driver(self) -> RunProcess | None:
-        """Return the process that drives the run; None unless the run is under way and it is alive."""
-        return self._one(DRIVER)
+    def one(self, name: str) -> RunProcess | None:
+        """Return the process of this name; None unless the run is under way and it is alive."""
+        process = self._by_name.get(name)
+        return process if self.under_way and process is not None and process.alive() else None
 
-    def trainer(self) -> RunProcess | None:
-        """Return the process that trains; None unless the run is under way and it is alive."""
-        return self._one(TRAINER)
-
-    def spots(self) -> list[RunProcess]:
-        """Return the spot workers that have joined and that no fault has chosen, by name."""
-        return [worker for worker in self._chosen("spot-") if worker.name in self._joined]
-
-    def joining(self) -> list[RunProcess]:
-        """Return the spot workers that are still loading in a run under way, by name."""
-        return [worker for worker in self._chosen("spot-") if worker.name not in self._joined]
-
-    def scorers(self) -> list[RunProcess]:
-        """Return the processes that judge, by name."""
-        return self._chosen("scorer-")
-
-    def agents(self) -> list[RunProcess]:
-        """Return Ray's processes other than workers, by name; empty if the run did not start Ray."""
-        driver = self.driver()
-        found: list[RunProcess] = []
-        with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(driver.pid).children(recursive=True) if driver is not None else ():
-                with suppress(psutil.NoSuchProcess):  # also raised for a zombie
-                    line = process.cmdline()
-                    names = (name for mark, name in _AGENTS.items() if any(mark in part for part in line))
-                    if name := next(names, None):
-                        found.append(RunProcess(name, process.pid, process_start_s(process.pid)))
-        return sorted(found, key=lambda process: process.name)
-
-    def _chosen(self, prefix: str) -> list[RunProcess]:
+    def untouched(self, prefix: str) -> list[RunProcess]:
+        """Return the living processes, of a run under way, that no fault has chosen, by name."""
         if not self.under_way:
             return []
         found = (self._by_name[name] for name in sorted(self._by_name.keys() - self._lost))
@@ -144,6 +117,23 @@ class RunProcesses:
             if process.name.startswith(prefix) and not process.targeted and process.alive()
         ]
 
-    def _one(self, name: str) -> RunProcess | None:
-        process = self._by_name.get(name)
-        return process if self.under_way and process is not None and process.alive() else None
+    def spots(self) -> list[RunProcess]:
+        """Return the spot workers that have joined and that no fault has chosen, by name."""
+        return [worker for worker in self.untouched("spot-") if worker.name in self._joined]
+
+    def joining(self) -> list[RunProcess]:
+        """Return the spot workers that are still loading in a run under way, by name."""
+        return [worker for worker in self.untouched("spot-") if worker.name not in self._joined]
+
+    def agents(self) -> list[RunProcess]:
+        """Return Ray's processes other than workers, by name; empty if the run did not start Ray."""
+        driver = self.one(DRIVER)
+        found: list[RunProcess] = []
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(driver.pid).children(recursive=True) if driver is not None else ():
+                with suppress(psutil.NoSuchProcess):  # also raised for a zombie
+                    line = process.cmdline()
+                    names = (name for mark, name in _AGENTS.items() if any(mark in part for part in line))
+                    if name := next(names, None):
+                        found.append(RunProcess(name, process.pid, process_start_s(process.pid)))
+        return sorted(found, key=lambda process: process.name)

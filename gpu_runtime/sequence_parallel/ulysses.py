@@ -9,6 +9,7 @@ Shape suffixes: B samples, L text tokens, E text width.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +67,7 @@ class SharedSequence:
                 self._own_processors.append((module, module.processor))
                 module.processor = family.attention()
             module.processor._parallel_config = self._attention
-        padding = _TextPadding(family.text_mask, degree, self._attention)
+        padding = partial(_pad_text, family.text_mask, degree, self._attention)
         self._hooks: list[Any] = []
         for expert in experts_of(transformer):
             apply_context_parallel(expert, context, family.splits)
@@ -93,32 +94,32 @@ class SharedSequence:
                 module.processor._parallel_config = None
 
 
-class _TextPadding:
-    """A hook that pads text to a multiple of the degree, with a mask, and tells attention its length."""
-
-    def __init__(self, mask_name: str | None, degree: int, attention: SharedAttention) -> None:
-        self._mask_name = mask_name
-        self._degree = degree
-        self._attention = attention
-
-    def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        given = dict(zip([*signature(type(module).forward).parameters][1:], args, strict=False)) | kwargs
-        text_BLE = given.get("encoder_hidden_states")
-        if text_BLE is None:
-            return None
-        length = text_BLE.shape[1]
-        missing = -length % self._degree
-        mask_BL = None if self._mask_name is None else given.get(self._mask_name)
-        self._attention.begin(length, length + missing, mask_BL)
-        if self._mask_name is None or not missing:
-            return None
-        if mask_BL is None:
-            mask_BL = torch.ones(text_BLE.shape[:2], dtype=torch.bool, device=text_BLE.device)
-        padded = {
-            "encoder_hidden_states": torch.nn.functional.pad(text_BLE, (0, 0, 0, missing)),
-            self._mask_name: torch.nn.functional.pad(mask_BL.bool(), (0, missing)),
-        }
-        return (), given | padded
+def _pad_text(
+    mask_name: str | None,
+    degree: int,
+    attention: SharedAttention,
+    module: torch.nn.Module,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Pad text to a multiple of the degree, with a mask, and tell attention its length: a forward hook."""
+    given = dict(zip([*signature(type(module).forward).parameters][1:], args, strict=False)) | kwargs
+    text_BLE = given.get("encoder_hidden_states")
+    if text_BLE is None:
+        return None
+    length = text_BLE.shape[1]
+    missing = -length % degree
+    mask_BL = None if mask_name is None else given.get(mask_name)
+    attention.begin(length, length + missing, mask_BL)
+    if mask_name is None or not missing:
+        return None
+    if mask_BL is None:
+        mask_BL = torch.ones(text_BLE.shape[:2], dtype=torch.bool, device=text_BLE.device)
+    padded = {
+        "encoder_hidden_states": torch.nn.functional.pad(text_BLE, (0, 0, 0, missing)),
+        mask_name: torch.nn.functional.pad(mask_BL.bool(), (0, missing)),
+    }
+    return (), given | padded
 
 
 def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) -> SequenceShape:

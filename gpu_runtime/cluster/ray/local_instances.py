@@ -53,6 +53,9 @@ class LocalInstances:
     Args:
         reserved_cpus: number of processes on the reserved instance: reserved workers and scorers.
         reserved_gpus: GPUs that it claims to have, for tests of code that counts them.
+
+    Attributes:
+        address: address of the cluster, for `runtime.cluster`.
     """
 
     def __init__(self, reserved_cpus: int, reserved_gpus: int = 0) -> None:
@@ -66,13 +69,9 @@ class LocalInstances:
         # Else each instance would take over the process's SIGTERM, which only the main thread can do, and end
         # with the thread that started it. Without the reserved one they end by themselves.
         self._cluster._shutdown_at_exit = False
+        self.address = str(self._cluster.address)
         self._nodes: dict[str, Node] = {}
         atexit.register(self._remove_all)
-
-    @property
-    def address(self) -> str:
-        """Address of the cluster, for `runtime.cluster`."""
-        return str(self._cluster.address)
 
     @property
     def names(self) -> list[str]:

@@ -21,13 +21,6 @@ MOST_ARRAY_BYTES = 1024**2
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A value that is not packed."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
 class _Place:
     """A stand-in for a reference, which Ray resolves only as a separate argument."""
 
@@ -39,7 +32,7 @@ class _TooLarge(Exception):
 
 
 def pack(value: Any) -> Any:
-    """Return a value as bytes, or wrapped as it is if its arrays are large."""
+    """Return a value as bytes, or as it is in a tuple if its arrays are large."""
     array_bytes = 0
 
     def take_in(buffer: pickle.PickleBuffer) -> bool:
@@ -52,12 +45,12 @@ def pack(value: Any) -> Any:
     try:
         return pickle.dumps(value, protocol=5, buffer_callback=take_in)
     except _TooLarge:
-        return _Whole(value)
+        return (value,)
 
 
 def unpack(packed: Any) -> Any:
     """Return the value that `pack` has packed."""
-    return packed.value if isinstance(packed, _Whole) else pickle.loads(packed)
+    return packed[0] if isinstance(packed, tuple) else pickle.loads(packed)
 
 
 def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -120,6 +120,8 @@ class RayCluster(Cluster):
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._local = not config.runtime.ray_address
+        self._forks = self._local and sys.platform == "linux"
+        """True if its workers can be forked from a local process that has done their imports."""
         self._worker_options: dict[str, Any] = {}
         self._source: Any = None
         self._source_lock = threading.Lock()
@@ -158,11 +160,6 @@ class RayCluster(Cluster):
         except ConfigurationError:
             self.shutdown()
             raise
-
-    @property
-    def _forks(self) -> bool:
-        """True if its workers can be forked from a local process that has done their imports."""
-        return self._local and sys.platform == "linux"
 
     def _connect(self) -> None:
         if not self._local:

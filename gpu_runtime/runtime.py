@@ -51,11 +51,6 @@ class Rollout:
     delivered: list[Delivered]
 
     @property
-    def prompt_count(self) -> int:
-        """Number P of prompts."""
-        return len(self.plan.seeds)
-
-    @property
     def groups(self) -> list[list[Delivered]]:
         """P prompt groups, in the order of their prompts."""
         ordered = sorted(self.delivered, key=lambda one: one.sample.request)

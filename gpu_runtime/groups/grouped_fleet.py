@@ -122,19 +122,36 @@ class GeneratingGroup(RemoteActor[Worker]):
     def ask(self, start: Callable[[Device], Future[R]], limit_s: float | None = None) -> Future[R]:
         """Start a call on each member (see `call`); after `limit_s` the group is `overdue`."""
         calls = {device.name: start(device) for device in self.devices}
-        shared = _SharedCall(self, calls)
+        answer: Future[R] = Future()
+        guard = Lock()
+
+        def on_answer(call: Future[R]) -> None:
+            breaks = self._record_answer(call)
+            with guard:
+                if not answer.done():
+                    self._set_answer(answer, calls, call.exception())
+            # Last: freed members fail too, but the leader's answer must be set first.
+            if breaks:
+                self.call_off(self.place)
+
+        def time_out() -> None:
+            with guard:
+                if not answer.done():
+                    self.overdue = True
+                    answer.set_exception(WorkerLostError(f"group {self.name} does not answer"))
+
         if limit_s is not None:
-            timer = Timer(limit_s, shared.time_out)
+            timer = Timer(limit_s, time_out)
             timer.daemon = True
             timer.start()
-            shared.answer.add_done_callback(lambda _: timer.cancel())
+            answer.add_done_callback(lambda _: timer.cancel())
         with self._lock:
             self._open |= {call: name for name, call in calls.items()}
         for call in calls.values():
-            call.add_done_callback(shared.on_answer)
-        return shared.answer
+            call.add_done_callback(on_answer)
+        return answer
 
-    def record_answer(self, call: Future[Any]) -> bool:
+    def _record_answer(self, call: Future[Any]) -> bool:
         """Record a member's answer; return True if it breaks the group."""
         error = call.exception()
         with self._lock:
@@ -148,52 +165,28 @@ class GeneratingGroup(RemoteActor[Worker]):
                     self.step_s.put(chunk.step_s)
             return first and not self.over
 
-
-class _SharedCall:
-    """One call of all members of a group."""
-
-    def __init__(self, group: GeneratingGroup, calls: dict[str, Future[Any]]) -> None:
-        self.answer: Future[Any] = Future()
-        self._group = group
-        self._calls = calls
-        self._leader = calls[group.place.leader]
-        self._lock = Lock()
-
-    def on_answer(self, call: Future[Any]) -> None:
-        """Handle a member's answer."""
-        breaks = self._group.record_answer(call)
-        with self._lock:
-            if not self.answer.done():
-                self._set_answer(call.exception())
-        # Last: freed members fail too, but the leader's answer must be set first.
-        if breaks:
-            self._group.call_off(self._group.place)
-
-    def time_out(self) -> None:
-        """Stop waiting for the answer."""
-        with self._lock:
-            if not self.answer.done():
-                self._group.overdue = True
-                self.answer.set_exception(WorkerLostError(f"group {self._group.name} does not answer"))
-
-    def _set_answer(self, error: BaseException | None) -> None:
+    def _set_answer(
+        self, answer: Future[Any], calls: Mapping[str, Future[Any]], error: BaseException | None
+    ) -> None:
+        """Set the answer of a call of all members if it is known; `error` is the last member's."""
         if error is not None and not isinstance(error, _Failure):
-            self.answer.set_exception(error)  # no other group would help
+            answer.set_exception(error)  # no other group would help
             return
-        if not self._leader.done():
+        leader = calls[self.place.leader]
+        if not leader.done():
             return
-        ended = all(call.done() for call in self._calls.values())
-        if not self._group.failures and not ended:
+        ended = all(call.done() for call in calls.values())
+        if not self.failures and not ended:
             return
-        lead = self._leader.exception()
+        lead = leader.exception()
         if lead is None:
-            chunk = self._leader.result()
+            chunk = leader.result()
             if isinstance(chunk, SampleChunk) and chunk.notice is None:  # under notice if any member is
-                notices = [notice for notice in self._group.notices.values() if notice is not None]
+                notices = [notice for notice in self.notices.values() if notice is not None]
                 chunk = dataclasses.replace(chunk, notice=notices[0]) if notices else chunk
-            self.answer.set_result(chunk)
-        elif isinstance(lead, WorkerLostError) or self._group.gone or ended:
-            self.answer.set_exception(WorkerLostError(f"group {self._group.name} broke: {lead}"))
+            answer.set_result(chunk)
+        elif isinstance(lead, WorkerLostError) or self.gone or ended:
+            answer.set_exception(WorkerLostError(f"group {self.name} broke: {lead}"))
 
 
 class GroupedFleet:

@@ -157,8 +157,7 @@ class InstanceGroup:
                 raise GroupBrokenError("called off while a message was under way")
 
     def _form(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
-        if _BACKEND.upper() not in dist.Backend._plugins:
-            dist.Backend.register_backend(_BACKEND, _gloo_on_this_instance, devices=["cpu"])
+        register_gloo(_BACKEND, GROUP_ADDRESS, connect=_CONNECT, threads=_THREADS)
         hook = sys.excepthook  # torch wraps it again for each group, and never unwraps it
         # A failed attempt has used up a name, which is part of the keys at which members meet.
         world: Any = dist.distributed_c10d._world
@@ -223,17 +222,28 @@ def is_group_failure(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
-def _gloo_on_this_instance(
-    store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
-) -> dist.ProcessGroupGloo:
-    gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
-    options = gloo._Options()
-    options._timeout = min(timeout, _CONNECT)
-    options._threads = _THREADS
-    options._devices = [gloo.create_device(hostname=GROUP_ADDRESS)]
-    group = gloo(store, rank, size, options)
-    group._set_default_timeout(timeout)
-    return group
+def register_gloo(
+    backend: str, address: str, connect: datetime.timedelta = datetime.timedelta.max, threads: int = 2
+) -> None:
+    """Register a gloo that listens on one address; torch's own uses the address of the machine's name.
+
+    Args:
+        connect: longest of gloo's time-outs while a group is formed; by default that of its use.
+        threads: threads of gloo, as many as torch gives it.
+    """
+
+    def form(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> dist.ProcessGroupGloo:
+        gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
+        options = gloo._Options()
+        options._timeout = min(timeout, connect)
+        options._threads = threads
+        options._devices = [gloo.create_device(hostname=address)]
+        group = gloo(store, rank, size, options)
+        group._set_default_timeout(timeout)
+        return group
+
+    if backend.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(backend, form, devices=["cpu"])
 
 
 def shut_down_group() -> int:

@@ -102,7 +102,7 @@ def _pad_text(
     args: Any,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Pad text to a multiple of the degree, with a mask, and tell attention its length: a forward hook."""
+    """Forward pre-hook: pad text to a multiple of the degree, with a mask, and tell attention its length."""
     given = dict(zip([*signature(type(module).forward).parameters][1:], args, strict=False)) | kwargs
     text_BLE = given.get("encoder_hidden_states")
     if text_BLE is None:

@@ -10,14 +10,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.sequence_parallel.process_group import is_group_failure
+from gpu_runtime.sequence_parallel.process_group import is_group_failure, register_gloo
 from gpu_runtime.worker.protocol import TrainingMembership
 from storage.errors import GroupBrokenError
 
@@ -39,7 +38,7 @@ def divided(
     store = place.address.connect(place.meet_s)  # first, for its clear error if no driver answers
     # The address through which this machine reaches the driver; the loopback on the driver's own machine.
     with socket.create_connection((place.address.host, place.address.port)) as connection:
-        _register_backend(connection.getsockname()[0])
+        register_gloo(_BACKEND, connection.getsockname()[0])
     try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else _BACKEND,
@@ -73,17 +72,3 @@ def exchanging(place: TrainingMembership | None) -> Iterator[None]:
         raise GroupBrokenError(
             f"training device {place.rank} of {place.size} lost another one: {reason}"
         ) from error
-
-
-def _register_backend(address: str) -> None:
-    """Register a gloo that listens on one address; torch's own uses the address of the machine's name."""
-
-    def form(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> dist.ProcessGroupGloo:
-        gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
-        options = gloo._Options()
-        options._timeout = timeout
-        options._devices = [gloo.create_device(hostname=address)]
-        return gloo(store, rank, size, options)
-
-    if _BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(_BACKEND, form, devices=["cpu"])

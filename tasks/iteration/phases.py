@@ -168,7 +168,7 @@ def iteration_record(
         "exact_share": statistics.fmean(score.exact for score in judged(scores)),
         "scorer_errors": float(sum(score.error is not None for score in scores)),
         **{f"reward_part_{name}": value for name, value in part_means(scores).items()},
-        "groups": float(rolled.prompt_count),
+        "groups": float(len(rolled.plan.seeds)),
         "groups_dropped": float(advantages.dropped),
         "groups_failed": float(advantages.failed),
         "training_steps": float(report.training_steps),
@@ -245,7 +245,7 @@ def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> l
         for prompt_id, seeds in by_prompt.items()
         for place, (*_, seed) in enumerate(sorted(seeds))
     }
-    group = len(rolled.delivered) // rolled.prompt_count
+    group = len(rolled.delivered) // len(rolled.plan.seeds)
     advantages = trained.advantages.value_PG.flatten().tolist()
     kept = trained.advantages.kept_P.repeat(group).tolist()
     explored = rolled.plan.explored_score

@@ -241,7 +241,7 @@ def test_groups_that_were_given_and_are_not_trained_on_leave_nothing(fresh, untr
     flat = [replace(score, value=0.5, exact=False) for score in scores]
     trained = fresh.train(rolled, flat)
     assert (trained.report.training_steps, trained.policy_version) == (0, 0)
-    assert trained.advantages.dropped == rolled.prompt_count
+    assert trained.advantages.dropped == len(rolled.plan.seeds)
     assert fresh.blobs() == untrained
     fresh.reward(rolled)
     fresh.reward(fresh.rollout(fresh.explore(1)))

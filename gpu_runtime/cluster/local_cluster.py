@@ -15,11 +15,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, cast
 
 from gpu_runtime.cluster.fork_client import ForkedProcess, start_fork_server
 from gpu_runtime.cluster.local_worker import Answer
-from gpu_runtime.cluster.protocol import Cluster, RemoteActor
+from gpu_runtime.cluster.protocol import Cluster, P, R, RemoteActor, T, WorkerT
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, WorkerLostError
 from storage.record.records import Market
@@ -27,11 +27,6 @@ from storage.record.records import Market
 _END_S = 30.0
 _COUNT = struct.Struct("<Q")
 _ALIGNED_BYTES = 64
-
-WorkerT = TypeVar("WorkerT")
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 
 
 class LocalCluster(Cluster):
@@ -98,7 +93,7 @@ class LocalCluster(Cluster):
         self._actors = []
 
 
-class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
+class LocalActor(RemoteActor[WorkerT]):
     """A worker in a local process.
 
     One thread sends its calls, so no caller waits for a stopped process; another receives the answers, in

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from threading import Lock, Timer
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate
 
-from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import P, R, RemoteActor
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.scheduling.group_layout import Group, GroupRegistry, Layout, WorkerGroup, plan_layout
@@ -35,9 +35,6 @@ _MOST_FAILURES = 5
 """Consecutive times that groups may break without a lost member or a finished step."""
 
 _Failure = WorkerLostError | GroupBrokenError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class GeneratingGroup(RemoteActor[Worker]):

@@ -23,7 +23,7 @@ from gpu_runtime.sequence_parallel.process_group import (
     interrupt,
     is_group_failure,
     local_ports_to,
-    shut_down_connections_to,
+    shut_down,
 )
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
@@ -244,5 +244,5 @@ class AbortWatch:
         if self._prefix is not None:
             interrupt(self._device)
             if self._forming:  # a connection that is not in the way is kept: a new one can take seconds
-                shut_down_connections_to(self._port, self._own_ports)
+                shut_down(lambda one: one.peer_port == self._port and one.own_port not in self._own_ports)
                 self._shut = True

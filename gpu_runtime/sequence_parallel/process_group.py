@@ -204,7 +204,7 @@ def interrupt(device: torch.device) -> None:
     With gloo, threads whose message is under way are not freed: see the top of this file.
     """
     if device.type != "cuda":
-        shut_down_group()
+        shut_down(lambda connection: GROUP_ADDRESS in connection.hosts)
         return
     with _another_thread_ends_it():
         dist.distributed_c10d._abort_process_group()
@@ -246,26 +246,12 @@ def register_gloo(
         dist.Backend.register_backend(backend, form, devices=["cpu"])
 
 
-def shut_down_group() -> int:
-    """Shut down this process's connections of its group; return how many."""
-    return sum(_shut(connection) for connection in _connections() if GROUP_ADDRESS in connection.hosts)
-
-
-def shut_down_connections_to(host_port: int, except_local_ports: frozenset[int]) -> int:
-    """Shut down connections to a port of any host, except those with some local ports; return how many."""
-    return sum(
-        _shut(connection)
-        for connection in _connections()
-        if connection.peer_port == host_port and connection.own_port not in except_local_ports
-    )
-
-
 def local_ports_to(host_port: int) -> frozenset[int]:
     """Return the local ports of this process's connections to a port."""
     return frozenset(found.own_port for found in _connections() if found.peer_port == host_port)
 
 
-class _Connection(NamedTuple):
+class Connection(NamedTuple):
     """A connected socket, and its ends as they were when it was found: a peer may leave at any moment.
 
     Attributes:
@@ -279,7 +265,15 @@ class _Connection(NamedTuple):
     peer_port: int
 
 
-def _connections() -> Iterator[_Connection]:
+def shut_down(chosen: Callable[[Connection], bool]) -> None:
+    """Shut down the chosen ones of this process's connections."""
+    for connection in _connections():
+        if chosen(connection):
+            with contextlib.suppress(OSError):  # the peer was faster
+                connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> Iterator[Connection]:
     """Yield duplicates of this process's connected internet sockets; each is closed after its turn."""
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -296,12 +290,4 @@ def _connections() -> Iterator[_Connection]:
             except OSError:  # not connected, or no longer
                 continue
             hosts = own[0].removeprefix("::ffff:"), peer[0].removeprefix("::ffff:")
-            yield _Connection(duplicate, hosts, own[1], peer[1])
-
-
-def _shut(connection: _Connection) -> bool:
-    try:
-        connection.socket.shutdown(socket.SHUT_RDWR)
-    except OSError:  # the peer was faster
-        return False
-    return True
+            yield Connection(duplicate, hosts, own[1], peer[1])

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, cast
 
 import ray
 import torch
@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpu_runtime.cluster.address import ray_folder, refuse_silent_address
 from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command, start_fork_server
-from gpu_runtime.cluster.protocol import Cluster, RemoteActor
+from gpu_runtime.cluster.protocol import Cluster, P, R, RemoteActor, T, WorkerT
 from gpu_runtime.cluster.ray import RAY_TOKEN, provide_token
 from gpu_runtime.cluster.ray.model_folders import FolderSource, outermost
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
@@ -62,13 +62,8 @@ _SMALLEST_SHARE = 10_000
 _PARTS_AT_ONCE = 4
 """Parts of files that are read for hosts at the same time."""
 
-WorkerT = TypeVar("WorkerT")
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 
-
-class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
+class RayActor(RemoteActor[WorkerT]):
     """A worker as a Ray actor.
 
     Args:

@@ -178,9 +178,11 @@ class GeneratingGroup(RemoteActor[Worker]):
         lead = leader.exception()
         if lead is None:
             chunk = leader.result()
-            if isinstance(chunk, SampleChunk) and chunk.notice is None:  # under notice if any member is
-                notices = [notice for notice in self.notices.values() if notice is not None]
-                chunk = dataclasses.replace(chunk, notice=notices[0]) if notices else chunk
+            if isinstance(chunk, SampleChunk) and chunk.notice is None:
+                # Under notice if any member is. Not all of the members' answers may be recorded yet.
+                chunks = [call.result() for call in calls.values() if call.done() and not call.exception()]
+                notices = (one.notice for one in chunks if one.notice is not None)
+                chunk = dataclasses.replace(chunk, notice=next(notices, None))
             answer.set_result(chunk)
         elif isinstance(lead, WorkerLostError) or self.gone or ended:
             answer.set_exception(WorkerLostError(f"group {self.name} broke: {lead}"))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_runtime.diffusion.samples import SampleState
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups import grouped_fleet
-from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.grouped_fleet import GeneratingGroup, GroupedFleet
 from gpu_runtime.groups.sharing import MeasuredFleet
 from gpu_runtime.scheduling.degree_choice import StepTimeTable
-from gpu_runtime.scheduling.group_layout import GroupRegistry
+from gpu_runtime.scheduling.group_layout import GroupRegistry, WorkerGroup
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history import HistoryLog, new_life, read_history
+from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.errors import RuntimeFailure
+from tests.fake_cluster import FakeWorker
 from tests.fake_generators import FakeGenerator, FakeGeneratorFleet, FakeRendezvous
 from tests.scripted import NOTICE, Script
 from tests.tiny_run import tiny_config
@@ -221,6 +225,23 @@ def test_a_notice_stops_all_members_at_one_step_and_nothing_is_done_again():
     assert stage.loop.counters.redone_steps == 0
     assert stage.loop.counters.returned == BATCH
     assert len(stage.actor(TWO).joined) == 1, "it is in no other group"
+
+
+def test_a_chunk_is_under_notice_if_any_member_is_even_before_its_answer_is_recorded():
+    class Other(FakeWorker):
+        def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+            call = super().call(method, *args, **kwargs)
+            # Before the group's own callback: the leader answers between this answer and its record.
+            call.add_done_callback(lambda _: leader.open_calls["in_group"].set_result(SampleChunk()))
+            return call
+
+    leader, other = FakeWorker(ONE, watches=True), Other(TWO, watches=True)
+    leader.silent = other.silent = {"in_group"}
+    devices = [Device(leader, "spot"), Device(other, "spot")]
+    group = GeneratingGroup(WorkerGroup(0, 0, (ONE, TWO)), devices, lambda place: None)
+    answer = group.call(Worker.advance_samples, 0, 1)
+    other.open_calls["in_group"].set_result(SampleChunk(notice=NOTICE))
+    assert answer.result(timeout=0).notice == NOTICE
 
 
 def test_a_newcomer_makes_groups_grow_between_chunks(tmp_path: Path):

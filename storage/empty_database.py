@@ -44,7 +44,15 @@ def provide_database(
             return
     migrate()
     with suppress(OSError, sqlite3.Error):
-        _keep(database, kept, of_a_home)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        part.unlink(missing_ok=True)
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("VACUUM INTO ?", [str(part)])
+        with closing(sqlite3.connect(part)) as connection, connection:
+            for table in of_a_home:
+                connection.execute(f'DELETE FROM "{table}"')
+        part.replace(kept)
 
 
 def _copied(kept: Path, database: Path) -> bool:
@@ -61,15 +69,3 @@ def _copied(kept: Path, database: Path) -> bool:
         except OSError:  # a file system without links
             return False
     return True
-
-
-def _keep(database: Path, kept: Path, of_a_home: Sequence[str]) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_name(f"{kept.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("VACUUM INTO ?", [str(part)])
-    with closing(sqlite3.connect(part)) as connection, connection:
-        for table in of_a_home:
-            connection.execute(f'DELETE FROM "{table}"')
-    part.replace(kept)

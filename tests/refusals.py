@@ -99,7 +99,7 @@ def _run(home: Path, status: RunStatus) -> None:
 
 def _checkpoint(home: Path) -> None:
     """A checkpoint of `finished` whose checksums hold, though nothing is in its files."""
-    CheckpointStore(Home(home).run("finished"), 1).save(1, {"average.safetensors": b"x"}, {})
+    CheckpointStore(Home(home).run("finished")).save(1, {"average.safetensors": b"x"}, {})
 
 
 def _weights(home: Path) -> None:
@@ -108,7 +108,7 @@ def _weights(home: Path) -> None:
     from safetensors.numpy import save
 
     blobs = {"average.safetensors": save({"a": np.zeros(1, np.float32)})}
-    CheckpointStore(Home(home).run("finished"), 1).save(1, blobs, {})
+    CheckpointStore(Home(home).run("finished")).save(1, blobs, {})
 
 
 def _model(home: Path) -> None:

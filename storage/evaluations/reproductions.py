@@ -117,7 +117,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
     prompts: dict[str, dict[int, str]] = {}
     for purpose, prompt_id, text in texts:
         prompts.setdefault(purpose, {})[prompt_id] = text
-    checkpoint = CheckpointStore(store.home.run(run_id), 1).load_latest(passes_over=False)
+    checkpoint = CheckpointStore(store.home.run(run_id)).load_latest(passes_over=False)
     blobs = checkpoint.blobs if checkpoint is not None else {}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(blobs.items())}
     # A finished run with a reason ended at its budget, with drafts for an iteration that was not done.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.record.reading import RecordConnection
-from storage.record.results import PAID, VERDICTS
+from storage.record.results import MOMENTS, PAID, VERDICTS
 
 TOTAL_USD = "cost_total_usd"
 """The dollars of a run since its start, evaluations included."""
@@ -49,21 +49,27 @@ _REFUSED = re.compile(
 _MOST_CHARACTERS = 250
 _SLUG_CHARACTERS = 40
 
-_MOMENTS = """
-    SELECT 2 * iteration AS moment, ended_at, NULL AS score, NULL AS exact FROM iterations WHERE run_id = $run
-    UNION ALL
-    SELECT 2 * iteration + 1, ended_at, score, exact FROM evaluations WHERE run_id = $run
-"""
-
 _NEWER = f"""
     WITH paid AS (
         SELECT moment AS paid_at, sum(usd) FILTER (phase = 'evaluation') AS evaluation_usd,
             sum(sum(usd)) OVER (ORDER BY moment) AS total_usd
         FROM ({PAID}) GROUP BY moment
+    ),
+    drawn AS (
+        SELECT 2 * iteration AS moment, count(*) AS images FROM samples WHERE run_id = $run GROUP BY iteration
     )
     SELECT moment, ended_at, score, exact,
-        CASE WHEN paid_at = moment THEN coalesce(evaluation_usd, 0) ELSE 0 END, coalesce(total_usd, 0)
-    FROM ({_MOMENTS}) ASOF LEFT JOIN paid ON moment >= paid_at WHERE moment > $after ORDER BY moment
+        CASE WHEN paid_at = moment THEN coalesce(evaluation_usd, 0) ELSE 0 END, coalesce(total_usd, 0),
+        coalesce(images, 0)
+    FROM ({MOMENTS}) ASOF LEFT JOIN paid ON moment >= paid_at LEFT JOIN drawn USING (moment)
+    WHERE moment > $after ORDER BY moment
+"""
+
+_METRICS = """
+    FROM (
+        SELECT 2 * iteration AS moment, name, value FROM iteration_metrics WHERE run_id = $run
+        UNION ALL SELECT 2 * iteration + 1, name, value FROM evaluation_metrics WHERE run_id = $run
+    ) WHERE moment > $after ORDER BY moment, name
 """
 
 
@@ -101,28 +107,16 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
     verdicts = connection.execute(f"SELECT {VERDICTS} FROM runs WHERE run_id = ?", [run_id]).fetchall()
     unused = ("exact_share", f"{EVALUATION}exact") if verdicts == [(False,)] else ()
     metrics: dict[int, dict[str, float]] = defaultdict(dict)
-    for table, odd in (("iteration_metrics", 0), ("evaluation_metrics", 1)):
-        for iteration, name, value in connection.execute(
-            f"SELECT iteration, name, value FROM {table} "
-            f"WHERE run_id = $run AND 2 * iteration + {odd} > $after ORDER BY iteration, name",
-            values,
-        ).fetchall():
-            metrics[2 * iteration + odd][name] = value
-    images = dict(
-        connection.execute(
-            "SELECT 2 * iteration, count(*) FROM samples "
-            "WHERE run_id = $run AND 2 * iteration > $after GROUP BY 1",
-            values,
-        ).fetchall()
-    )
+    for moment, name, value in connection.execute(_METRICS, values).fetchall():
+        metrics[moment][name] = value
     found = []
-    for number, at, score, exact, usd, total_usd in connection.execute(_NEWER, values).fetchall():
+    for number, at, score, exact, usd, total_usd, images in connection.execute(_NEWER, values).fetchall():
         own = metrics[number]
         if number % 2:
             own = {(EVALUATION if n.startswith("part_") else QUALITY_FIGURE) + n: v for n, v in own.items()}
             own |= {f"{EVALUATION}score": score, f"{EVALUATION}exact": exact, EVALUATION_USD: usd}
         else:
-            own |= _by_other_names(own, images.get(number, 0))
+            own |= _by_other_names(own, images)
         own[TOTAL_USD] = total_usd
         figures = {figure_name(name): value for name, value in own.items() if name not in unused}
         found.append(Moment(number, at, figures))
@@ -148,7 +142,7 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
     It is an earlier one if that was discarded: repeated work ends later than everything recorded before.
     """
     [(last,)] = connection.execute(
-        f"SELECT max(moment) FROM ({_MOMENTS}) WHERE moment <= $number AND ended_at <= $at",
+        f"SELECT max(moment) FROM ({MOMENTS}) WHERE moment <= $number AND ended_at <= $at",
         {"run": run_id, "number": number, "at": at},
     ).fetchall()
     return -1 if last is None else last

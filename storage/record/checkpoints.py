@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ PINNED = "pinned"
 """The file of a run's folder that names the iteration whose checkpoint is kept."""
 
 KEPT = 2
-"""The number of checkpoints of a run kept by default."""
+"""The number of checkpoints of a run that are kept: one more than it needs, as the newest may be damaged."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,11 @@ class Checkpoint:
     rejected: list[str] = field(default_factory=list)
 
 
+@dataclass
 class CheckpointStore:
-    """The checkpoints of one run. One process saves; any number may load meanwhile.
+    """The checkpoints in one run's folder. One process saves; any number may load meanwhile."""
 
-    Args:
-        keep: number of the newest to keep, at least 1 (else ValueError); the default is one more than a
-            resumed run needs, as the newest may be damaged.
-    """
-
-    def __init__(self, folder: Path, keep: int = KEPT) -> None:
-        if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint must be kept")
-        self.folder = folder
-        self.keep = keep
+    folder: Path
 
     def iterations(self) -> list[int]:
         """Return the iterations that have a checkpoint folder (whole or damaged), oldest first."""
@@ -95,7 +87,7 @@ class CheckpointStore:
     ) -> Path:
         """Write a checkpoint with its iteration's rows, and return its folder; both are then on disk.
 
-        It is then the newest: the checkpoints of later iterations are deleted, and those beyond `keep`.
+        It is then the newest: the checkpoints of later iterations are deleted, and those beyond `KEPT`.
 
         Args:
             iteration: number of iterations done, at least 0.
@@ -115,7 +107,10 @@ class CheckpointStore:
             for left in (*self.folder.glob(".deleting-*"), *self.folder.glob(".saving-iteration-*")):
                 shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
             put_folder(self.folder, name, rows or {}, checkpoint=files)
-            self._prune(iteration)
+            # Newer ones date from before the run went back (they were damaged, or a person chose an earlier
+            # one): counted as newest they would displace the valid one.
+            valid = [i for i in self.iterations() if i <= iteration]
+            self._delete_all_but({*valid[-KEPT:], *({self.pinned} & set(valid))})
         return self.folder / name / CHECKPOINT
 
     def pin(self, iteration: int) -> None:
@@ -129,9 +124,7 @@ class CheckpointStore:
         """Delete later checkpoints; a CheckpointError if this one is missing or the disk refuses."""
         self._path_of(iteration)
         with refusals(f"to {self.folder}, to delete later checkpoints", "then resume", CheckpointError):
-            for later, path in self._found().items():
-                if later > iteration:
-                    self._delete(path)
+            self._delete_all_but({i for i in self.iterations() if i <= iteration})
 
     @property
     def oldest(self) -> int:
@@ -157,19 +150,17 @@ class CheckpointStore:
             CheckpointError: every checkpoint is damaged, or the newest is and must not be passed over.
         """
         rejected: list[str] = []
-        tried: set[tuple[Path, tuple[int, int]]] = set()
+        tried: set[tuple[int, Path, tuple[int, int] | None]] = set()
         while True:
             # Looked up again after each failure: beside a running save, the folder just tried may have been
             # deleted for being too old or moved aside, or another put in its place under the same name.
-            found = {i: (path, _folder_identity(path)) for i, path in self._found().items()}
-            left = {i: found[i] for i in found if found[i] not in tried}
+            left = {(i, path, _folder_identity(path)) for i, path in self._found().items()} - tried
             if not left:
                 break
-            iteration = max(left)
-            path, identity = left[iteration]
+            iteration, path, identity = newest = max(left, key=lambda each: each[0])
             if identity is None:  # gone since it was listed
                 continue
-            tried.add((path, identity))
+            tried.add(newest)
             try:
                 found_whole = _read(path, iteration, rejected)
             except CheckpointError as error:
@@ -201,31 +192,18 @@ class CheckpointStore:
     def _found(self) -> dict[int, Path]:
         """Return the folder of each checkpoint, whole or damaged, by iteration."""
         found: dict[int, Path] | None = None
-        # Until two lists agree: a folder renamed meanwhile may be in neither place.
-        while found != (again := self._listed()):
+        while True:  # until two lists agree: a folder renamed meanwhile may be in neither place
+            saved = [f for f in row_folders(self.folder) if f.phase == "iteration" and not f.discarded]
+            again = {f.number: path for f in saved if os.path.lexists(path := f.path / CHECKPOINT)}
+            if again == found:
+                return again
             found = again
-        return again
 
-    def _listed(self) -> dict[int, Path]:
-        iterations = [f for f in row_folders(self.folder) if f.phase == "iteration" and not f.discarded]
-        return {f.number: path for f in iterations if os.path.lexists(path := f.path / CHECKPOINT)}
-
-    def _prune(self, newest: int) -> None:
-        """Delete checkpoints beyond `keep` that are not pinned, and those newer than the one just saved.
-
-        Newer ones date from before the run went back (they were damaged, or a person chose an earlier one):
-        counted as newest they would displace the valid one.
-        """
-        found = self._found()
-        valid = sorted(i for i in found if i <= newest)
-        kept = {*valid[-self.keep :], *({self.pinned} & set(valid))}
-        for iteration, path in found.items():
+    def _delete_all_but(self, kept: Collection[int | None]) -> None:
+        for iteration, path in self._found().items():
             if iteration not in kept:
-                self._delete(path)
-
-    def _delete(self, path: Path) -> None:
-        delete_folder(path, self.folder)
-        sync_folder(path.parent)
+                delete_folder(path, self.folder)
+                sync_folder(path.parent)
 
 
 def _files_to_write(
@@ -258,10 +236,17 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
             raise CheckpointError(f"{path}: {MANIFEST} fails its checksum")
         if manifest["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {manifest['format']}, this code reads {_FORMAT}")
-        contents = {
-            name: _read_file(path, name, entry, manifest["digest"])
-            for name, entry in manifest["files"].items()
-        }
+        contents: dict[str, bytes] = {}
+        for name, entry in manifest["files"].items():
+            if not _BLOB_NAME.fullmatch(name):
+                raise CheckpointError(
+                    f"{path}: {MANIFEST} names a file {quoted(name)}, which no checkpoint has"
+                )
+            contents[name] = content = (path / name).read_bytes()
+            if len(content) != entry["size_bytes"]:
+                raise CheckpointError(f"{path}/{name} has {len(content)} bytes, not {entry['size_bytes']}")
+            if hashlib.new(manifest["digest"], content).hexdigest() != entry["digest"]:
+                raise CheckpointError(f"{path}/{name} fails its {manifest['digest']} checksum")
         state = json.loads(contents.pop(_STATE))
         if not isinstance(state, dict):
             raise CheckpointError(f"{path}/{_STATE} holds no JSON object")
@@ -271,17 +256,6 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
         # A manifest whose checksum holds may still have been written by something else.
         raise CheckpointError(f"{path} is not a checkpoint ({type(error).__name__}: {error})") from error
     return Checkpoint(iteration, contents, state, path, rejected)
-
-
-def _read_file(path: Path, name: str, entry: Mapping[str, Any], digest: str) -> bytes:
-    if not _BLOB_NAME.fullmatch(name):
-        raise CheckpointError(f"{path}: {MANIFEST} names a file {quoted(name)}, which no checkpoint has")
-    content = (path / name).read_bytes()
-    if len(content) != entry["size_bytes"]:
-        raise CheckpointError(f"{path}/{name} has {len(content)} bytes, not {entry['size_bytes']}")
-    if hashlib.new(digest, content).hexdigest() != entry["digest"]:
-        raise CheckpointError(f"{path}/{name} fails its {digest} checksum")
-    return content
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:

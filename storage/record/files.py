@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -177,19 +177,16 @@ def locked(file: Path, wait: bool = True) -> Iterator[bool]:
         wait: True to wait for a process or thread that has the lock; otherwise yield False if one has it.
     """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "rb") as opened:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
             return
         try:
             yield True
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have the file open, too
-    finally:
-        os.close(descriptor)
+            fcntl.flock(opened, fcntl.LOCK_UN)  # a forked child may have the file open, too
 
 
 def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
@@ -247,16 +244,15 @@ class Listing:
         covered: folders whose rows a part holds, and which can be deleted.
     """
 
-    folders: list[RowFolder] = field(default_factory=list)
-    parts: list[RowFolder] = field(default_factory=list)
-    covered: list[RowFolder] = field(default_factory=list)
-    last_iteration: int | None = None
-    discardings: int = 0
+    folders: list[RowFolder]
+    parts: list[RowFolder]
+    covered: list[RowFolder]
+    last_iteration: int | None
+    discardings: int
 
     def files(self, table: str, *, discarded: bool = False) -> list[Path]:
         """Return the files of a table's rows: those that count (parts included), or of discarded folders."""
-        own = [*([] if discarded else self.parts), *self.folders]
-        wanted = (folder for folder in own if bool(folder.discarded) == discarded)
+        wanted = [f for f in (*self.parts, *self.folders) if bool(f.discarded) == discarded]
         return [folder.tables[table] for folder in wanted if table in folder.tables]
 
 

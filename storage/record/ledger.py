@@ -406,9 +406,9 @@ def _unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[Unjoin
         asked = (
             [slot for slot in failures if slot.startswith(f"{market}-")]
             if count == AUTO or decided
-            else range(count)
+            else [f"{market}-{number}" for number in range(count)]
         )
-        for slot in (one if isinstance(one, str) else f"{market}-{one}" for one in asked):
+        for slot in asked:
             if slot not in joined:
                 count, reason = failures.get(slot, (0, f"no {market} instance had room for it"))
                 found.append(UnjoinedDevice(slot, count, reason))

@@ -7,8 +7,10 @@ all its queries see the same moment. A view is made when a query first names its
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -164,14 +166,11 @@ class RecordConnection:
 
     def _files(self, table: str, discarded: bool) -> list[Path]:
         if table in COLUMNS:
-            return [path for listing in self._listed() for path in listing.files(table, discarded=discarded)]
+            if self._listings is None:
+                self._listings = [folder.listing() for folder in self._folders]
+            return [path for each in self._listings for path in each.files(table, discarded=discarded)]
         folders = [] if discarded else evaluation_folders(self._home)
         return [path for folder in folders if (path := folder / f"{table}.parquet").exists()]
-
-    def _listed(self) -> list[Listing]:
-        if self._listings is None:
-            self._listings = [folder.listing() for folder in self._folders]
-        return self._listings
 
     def _list_again(self, query: str) -> None:
         """List the files that count now, without those that cannot be read."""
@@ -186,18 +185,8 @@ class RecordConnection:
                 for path in self._files(table, discarded)
             ]
             self.damaged = [path for path in paths if not is_whole(path)]
-            if not any(map(_is_gone, paths)):  # else files were renamed meanwhile
+            if all(map(os.path.lexists, paths)):  # else files were renamed meanwhile
                 return
-
-
-def _is_gone(path: Path) -> bool:
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return True
-    except OSError:  # the disk cannot tell: treat it as damaged, not as gone
-        pass
-    return False
 
 
 def evaluation_folders(home: Home) -> list[Path]:
@@ -213,15 +202,13 @@ def separate_evaluations(home: Home) -> list[dict[str, Any]]:
 
 def _run_folders(home: Home, run_ids: Sequence[str] | None) -> list[RunFolder]:
     named = home.run_ids() if run_ids is None else dict.fromkeys(run_ids)  # a run named twice counts once
-    folders = [folder for folder in map(RunFolder, map(home.run, named)) if folder.exists]
-    return [folder for folder in folders if not _is_copy(folder)]
-
-
-def _is_copy(folder: RunFolder) -> bool:
-    try:
-        return folder.is_copy(_run_row(folder.path / RUN_FILE))
-    except StorageError:  # a query of `runs` reports it
-        return False
+    found = []
+    for folder in filter(lambda folder: folder.exists, map(RunFolder, map(home.run, named))):
+        with suppress(StorageError):  # damaged: a query of `runs` reports it
+            if folder.is_copy(_run_row(folder.path / RUN_FILE)):
+                continue
+        found.append(folder)
+    return found
 
 
 def globbed(path: Path) -> str:
@@ -242,8 +229,25 @@ def select_rows(files: Sequence[str], columns: Mapping[str, pa.DataType], discar
 
 
 def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[str, list[list[Any]]]:
-    """Return a select of the rows of a table of JSON files, and its parameters: one list per column."""
-    rows = _facts(home, table, folders)
+    """Return a select of the rows of a table of `DESCRIBED`, and its parameters: one list per column."""
+    noted = [(folder.run_id, folder.notes()) for folder in folders if table in ("run_notes", "run_links")]
+    rows: Sequence[Mapping[str, Any]]
+    if table == "runs":
+        rows = [_run_row(folder.path / RUN_FILE) for folder in folders]
+    elif table == "events":
+        rows = [{"run_id": folder.run_id, **event} for folder in folders for event in folder.events()]
+    elif table == "separate_evaluations":
+        rows = separate_evaluations(home)
+    elif table == "reproductions":
+        rows = [read_json(path) for path in sorted(home.reproductions.glob("[!._]*.json"))]
+    elif table == "run_notes":
+        rows = [{"run_id": run_id, **notes["notes"]} for run_id, notes in noted if "notes" in notes]
+    else:
+        rows = [
+            {"run_id": run_id, "place": place, **link}
+            for run_id, notes in noted
+            for place, link in notes.get("links", {}).items()
+        ]
     columns = DESCRIBED[table]
     # Whole columns: a row at a time is a hundred times slower. Not Arrow's arrays, which import pandas.
     cells = ", ".join(f"unnest(?::{kind}[]) AS {name}" for name, kind in columns.items())
@@ -253,26 +257,6 @@ def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[st
 def _cell(value: Any, kind: str) -> Any:
     nested = kind == "VARCHAR" and value is not None and not isinstance(value, str)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if nested else value
-
-
-def _facts(home: Home, table: str, folders: Sequence[RunFolder]) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of a table of `DESCRIBED`."""
-    if table == "runs":
-        return [_run_row(folder.path / RUN_FILE) for folder in folders]
-    if table == "events":
-        return [{"run_id": folder.run_id, **event} for folder in folders for event in folder.events()]
-    if table == "separate_evaluations":
-        return separate_evaluations(home)
-    if table == "reproductions":
-        return [read_json(path) for path in sorted(home.reproductions.glob("[!._]*.json"))]
-    noted = [(folder.run_id, folder.notes()) for folder in folders]
-    if table == "run_notes":
-        return [{"run_id": run_id, **notes["notes"]} for run_id, notes in noted if "notes" in notes]
-    return [
-        {"run_id": run_id, "place": place, **link}
-        for run_id, notes in noted
-        for place, link in notes.get("links", {}).items()
-    ]
 
 
 def _run_row(file: Path) -> Mapping[str, Any]:

@@ -22,16 +22,21 @@ SPANS = """
 """
 """The query of the times at which runs were at work; they overlap."""
 
-PAID = """
+MOMENTS = """
+    SELECT 2 * iteration AS moment, ended_at, NULL AS score, NULL AS exact FROM iterations WHERE run_id = $run
+    UNION ALL
+    SELECT 2 * iteration + 1, ended_at, score, exact FROM evaluations WHERE run_id = $run
+"""
+"""The query of the iterations and the evaluations of the run `$run`."""
+
+PAID = f"""
     SELECT 2 * iteration + (phase = 'evaluation')::INTEGER AS moment, phase, market, device_s, usd FROM costs
     WHERE run_id = $run AND phase <> 'discarded'
     UNION ALL
     SELECT coalesce(moment, 2 * iteration), phase, market, w.ended_at - started_at,
         (w.ended_at - started_at) * usd_per_hour / 3600
-    FROM (FROM worker_states WHERE run_id = $run AND phase = 'discarded') w ASOF LEFT JOIN (
-        SELECT 2 * iteration AS moment, ended_at FROM iterations WHERE run_id = $run
-        UNION ALL SELECT 2 * iteration + 1, ended_at FROM evaluations WHERE run_id = $run
-    ) kept ON started_at < kept.ended_at
+    FROM (FROM worker_states WHERE run_id = $run AND phase = 'discarded') w
+        ASOF LEFT JOIN ({MOMENTS}) kept ON started_at < kept.ended_at
 """
 """The query of what the run `$run` paid, by the moment it was paid for or before: twice the iteration, plus
 one for the evaluation after it.
@@ -195,25 +200,22 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
     """
     with store.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
-        [(config, environment, iterations, unjudged, wall_s)] = connection.execute(
+        [(config, environment, iterations, unjudged, wall_s, *sums)] = connection.execute(
             f"""
             SELECT config, environment, (SELECT count(*) FROM iterations WHERE run_id = $run),
                 (SELECT count(*) FROM evaluation_images WHERE run_id = $run AND error IS NOT NULL),
-                (SELECT wall_s FROM ({_WORKED}) WHERE run_id = $run)
-            FROM runs WHERE run_id = $run
+                (SELECT wall_s FROM ({_WORKED}) WHERE run_id = $run), figures.*
+            FROM runs, (
+                SELECT max(value) FILTER (name = 'ratio_deviation'),
+                    sum(value) FILTER (name = 'scorer_errors'), sum(value) FILTER (name = 'groups_failed'),
+                    sum(value) FILTER (name = 'groups_dropped'), sum(value) FILTER (name = 'training_steps'),
+                    sum(CASE name WHEN 'drafts' THEN value WHEN 'draft_errors' THEN -value END)
+                FROM iteration_metrics WHERE run_id = $run
+            ) figures WHERE run_id = $run
             """,
             {"run": run_id},
         ).fetchall()
-        [(deviation, errors, failed, dropped, steps, drafts)] = connection.execute(
-            """
-            SELECT max(value) FILTER (name = 'ratio_deviation'), sum(value) FILTER (name = 'scorer_errors'),
-                sum(value) FILTER (name = 'groups_failed'), sum(value) FILTER (name = 'groups_dropped'),
-                sum(value) FILTER (name = 'training_steps'),
-                sum(CASE name WHEN 'drafts' THEN value WHEN 'draft_errors' THEN -value END)
-            FROM iteration_metrics WHERE run_id = $run
-            """,
-            {"run": run_id},
-        ).fetchall()
+        deviation, errors, failed, dropped, steps, drafts = (value or 0.0 for value in sums)
         spreads = connection.execute(
             """
             SELECT max(value) FILTER (name = 'spread_random'), max(value) FILTER (name = 'spread_rollout'),
@@ -233,20 +235,20 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
         "held_out_prompts": prompts,
         "iterations": iterations,
         "wall_s": wall_s or 0.0,
-        "max_ratio_deviation": deviation or 0.0,
+        "max_ratio_deviation": deviation,
         "cost_usd": ledger.spent().usd,
         "prices": "modelled" if is_modelled(json.loads(config), facts) else "as set",
         "judge_usd": ledger.judge_usd,
-        "drafts": int(drafts or 0),
+        "drafts": int(drafts),
         "variance_gain": gain and gain.ratio,
         "variance_gain_by": gain and ("rollout" if gain.rolled_out else "drafts"),
         "spot_idle": ledger.spot_idle_share,
         "failed_starts": ledger.failed_starts,
         "unjoined_devices": [asdict(device) for device in ledger.unjoined],
-        "scorer_errors": int(errors or 0) + unjudged,
-        "groups_failed": int(failed or 0),
-        "groups_dropped": int(dropped or 0),
-        "training_steps": int(steps or 0),
+        "scorer_errors": int(errors) + unjudged,
+        "groups_failed": int(failed),
+        "groups_dropped": int(dropped),
+        "training_steps": int(steps),
     }
 
 

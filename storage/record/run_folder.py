@@ -122,12 +122,6 @@ class RunFolder:
             write_json(self.path / RUN_FILE, identity)
             return True
 
-    def remove_log_without_run(self) -> None:
-        """Delete the log if there is no run, and the folder unless it holds more (OSError)."""
-        if not self.exists:
-            (self.path / EVENTS_FILE).unlink(missing_ok=True)
-            self.path.rmdir()
-
     def identity(self) -> dict[str, Any]:
         """Return the content of run.json; a StorageError if it is damaged or missing."""
         return read_json(self.path / RUN_FILE)
@@ -154,15 +148,10 @@ class RunFolder:
     def add_event(self, event: Mapping[str, Any]) -> None:
         """Append an event (JSON values); when this returns it is on disk."""
         with self._refusals(), self.locked():
-            self._append(event, durably=True)
+            self.append(event, durably=True)
 
-    def add_log_line(self, line: Mapping[str, Any]) -> None:
-        """Append a line of the log (JSON values, `log` first), which is no event. May raise OSError."""
-        # Without the lock, which this thread may already hold when a library logs something.
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._append(line, durably=False)
-
-    def _append(self, values: Mapping[str, Any], durably: bool) -> None:
+    def append(self, values: Mapping[str, Any], durably: bool = False) -> None:
+        """Append a line to events.jsonl; one of the log has `log` first. May raise OSError."""
         text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
         line = text.encode("utf-8", "replace") + b"\n"
         descriptor = os.open(self.path / EVENTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -254,19 +243,34 @@ class RunFolder:
         """
         with self._refusals():
             listing = self.listing()
-            folders = [
-                f for f in listing.folders if before is None or (f.number < before and not f.discarded)
-            ]
+            found = [f for f in listing.folders if before is None or (f.number < before and not f.discarded)]
+            if len(found) < at_least:
+                return
+            sizes = {
+                part: sum(path.stat().st_size for path in part.tables.values()) for part in listing.parts
+            }
+            small = [part for part, size_bytes in sizes.items() if size_bytes < _LARGEST_PART_BYTES]
+            if before is None or len(small) >= COMPACTED_AT:
+                found = [*small, *found]
+            # A folder with a damaged file stays unchanged: the part would lose its rows for good.
+            folders = [f for f in found if all(is_whole(path) for path in f.tables.values())]
             if len(folders) < at_least:
                 return
-            small = [part for part in listing.parts if _size(part) < _LARGEST_PART_BYTES]
-            if before is None or len(small) >= COMPACTED_AT:
-                folders = [*small, *folders]
-            # A folder with a damaged file stays unchanged: the part would lose its rows for good.
-            whole = [f for f in folders if all(is_whole(path) for path in f.tables.values())]
-            if len(whole) >= at_least:
-                self._write_part(whole, listing)
-                self.sweep()
+            last = [f.number for f in folders if f.phase == "iteration" and not f.discarded]
+            last += [read_json(f.path / PART_FILE)["last_iteration"] for f in folders if f.phase == "part"]
+            facts = {
+                # Also those of the parts that this one absorbs: they would count again once those are gone.
+                "covers": [f.name for f in (*folders, *listing.covered)],
+                "last_iteration": max((n for n in last if n is not None), default=None),
+                "discardings": listing.discardings,
+            }
+            rows = {
+                table: partial(merge_rows, table, folders)
+                for table in sorted({t for f in folders for t in f.tables})
+            }
+            parts = [f.number for f in (*listing.parts, *listing.covered) if f.phase == "part"]
+            put_folder(self.path, f"part-{max(parts, default=0) + 1:06d}", rows, {PART_FILE: facts})
+            self.sweep()
 
     def sweep(self, stay_s: float = REPLACED_STAY_S) -> None:
         """Delete folders whose rows a part holds, and remains of killed writers, if older than `stay_s`."""
@@ -322,20 +326,6 @@ class RunFolder:
     def locked(self) -> AbstractContextManager[bool]:
         """Keep other processes and threads from changing the folder's JSON files."""
         return locked(self.path / ".lock")
-
-    def _write_part(self, folders: list[RowFolder], listing: Listing) -> None:
-        numbers = [f.number for f in folders if f.phase == "iteration" and not f.discarded]
-        older = [read_json(f.path / PART_FILE)["last_iteration"] for f in folders if f.phase == "part"]
-        parts = [f.number for f in (*listing.parts, *listing.covered) if f.phase == "part"]
-        facts = {
-            # Also those of the parts that this one absorbs, or they would count again once those are gone.
-            "covers": [f.name for f in (*folders, *listing.covered)],
-            "last_iteration": max([n for n in (*numbers, *older) if n is not None], default=None),
-            "discardings": listing.discardings,
-        }
-        tables = sorted({table for folder in folders for table in folder.tables})
-        rows = {table: partial(merge_rows, table, folders) for table in tables}
-        put_folder(self.path, f"part-{max(parts, default=0) + 1:06d}", rows, {PART_FILE: facts})
 
     def _discard_in_part(self, part: RowFolder, number: int) -> None:
         """Rewrite a part without the rows above `number`, but with the paid time of their devices."""
@@ -404,7 +394,3 @@ def _changed_at(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")
-
-
-def _size(folder: RowFolder) -> int:
-    return sum(path.stat().st_size for path in folder.tables.values())

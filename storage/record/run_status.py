@@ -57,8 +57,10 @@ class RunLog:
             activity = read_activity(self._home, self._run_id, 0)
             if activity.is_starting and activity.process == this_process():
                 self.ready()  # refused, or it failed: this process may live on
-            with suppress(OSError):
-                self._folder.remove_log_without_run()
+            if not self._folder.exists:
+                with suppress(OSError):  # not empty: of a host with workers
+                    (self._folder.path / EVENTS_FILE).unlink(missing_ok=True)
+                    self._folder.path.rmdir()
 
     def ready(self) -> None:
         """Record that everything that a run needs has started."""
@@ -88,8 +90,10 @@ class RunLog:
             logging.getLogger().removeHandler(handler)
 
     def _append(self, log: str, **values: Any) -> None:
+        # Without the folder's lock, which this thread may already hold when a library logs something.
         with suppress(OSError):
-            self._folder.add_log_line({"log": log, "happened_at": now(), **values})
+            self._folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.append({"log": log, "happened_at": now(), **values})
 
 
 class _Warnings(logging.Handler):

@@ -17,8 +17,10 @@ BLOB_BYTES = 3_000_000
 SAVER = f"""
 import sys
 from pathlib import Path
+from storage.record import checkpoints
 from storage.record.checkpoints import CheckpointStore
-store = CheckpointStore(Path(sys.argv[1]), keep=2)
+checkpoints.KEPT = 2
+store = CheckpointStore(Path(sys.argv[1]))
 iteration = int(sys.argv[2])
 print("ready", flush=True)
 while True:
@@ -32,7 +34,7 @@ while True:
 
 def test_killed_savers_always_leave_a_complete_checkpoint(tmp_path: Path):
     dice = random.Random(0)
-    store = CheckpointStore(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run")
     promised = 0
     leftovers = 0
     for _ in range(KILLS):
@@ -65,9 +67,9 @@ def test_killed_savers_always_leave_a_complete_checkpoint(tmp_path: Path):
 
 
 def test_loading_beside_a_saver_never_fails(tmp_path: Path):
-    store = CheckpointStore(tmp_path / "run", keep=1)
+    store = CheckpointStore(tmp_path / "run")
     child = subprocess.Popen(
-        [sys.executable, "-c", SAVER.replace("keep=2", "keep=1"), str(store.folder), "1"],
+        [sys.executable, "-c", SAVER.replace("KEPT = 2", "KEPT = 1"), str(store.folder), "1"],
         stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
     try:

@@ -262,7 +262,7 @@ def test_runs_of_another_version_are_listed(shell: Shell, home: Home):
 def test_evaluations_that_cannot_be(shell: Shell, home: Home):
     write_sample_run(RunStore(home), "mine", iterations=1)
     assert "run 'mine' has no checkpoint yet" in shell.refusal("evaluate", "mine")
-    CheckpointStore(home.run("mine"), 1).save(1, {}, {})
+    CheckpointStore(home.run("mine")).save(1, {}, {})
     with pytest.raises(AssertionError, match="a server was to be started"):
         shell("evaluate", "mine")
 

@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "run", keep=2)
+    return CheckpointStore(tmp_path / "run")
 
 
 def test_what_is_saved_is_loaded(store: CheckpointStore):
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_another_format_is_refused(store: CheckpointStore, monke
 
 
 def test_a_save_after_going_back_is_the_newest_and_stays(tmp_path: Path):
-    store = CheckpointStore(tmp_path, keep=1)
+    store = CheckpointStore(tmp_path)
     save(store, 5)
     DAMAGES[1](store.folder / "iteration-000005" / "checkpoint")
     save(store, 4)
@@ -151,15 +151,16 @@ def test_killed_after_the_second_rename_of_a_replacement(store: CheckpointStore)
 
 def test_a_load_that_a_replacement_falls_into(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch):
     path = save(store, 1)
-    read_file = storage.record.checkpoints._read_file
+    read_bytes = Path.read_bytes
 
-    def moved_aside(folder: Path, name: str, *rest: object) -> bytes:
-        monkeypatch.setattr(storage.record.checkpoints, "_read_file", read_file)
-        path.parent.rename(replaced)  # as `save` does before its new folder gets the name
-        return read_file(folder, name, *rest)  # type: ignore[arg-type]
+    def moved_aside(file: Path) -> bytes:
+        if file.name != "manifest.json":
+            monkeypatch.setattr(Path, "read_bytes", read_bytes)
+            path.parent.rename(replaced)  # as `save` does before its new folder gets the name
+        return read_bytes(file)
 
     replaced = store.folder / ".replaced-iteration-000001"
-    monkeypatch.setattr(storage.record.checkpoints, "_read_file", moved_aside)
+    monkeypatch.setattr(Path, "read_bytes", moved_aside)
     loaded = store.load_latest()
     assert loaded is not None
     assert (loaded.iteration, loaded.path, loaded.rejected) == (1, replaced / "checkpoint", [])
@@ -219,11 +220,9 @@ def test_names_that_could_do_harm_are_refused(store: CheckpointStore, name: str)
 
 
 def test_impossible_arguments(tmp_path: Path):
-    with pytest.raises(ValueError, match="keep is 0"):
-        CheckpointStore(tmp_path, keep=0)
     with pytest.raises(ValueError, match="iteration is -1"):
-        CheckpointStore(tmp_path, keep=1).save(-1, {}, {})
-    CheckpointStore(tmp_path, keep=1).save(0, {}, {})
+        CheckpointStore(tmp_path).save(-1, {}, {})
+    CheckpointStore(tmp_path).save(0, {}, {})
 
 
 def test_a_pinned_checkpoint_stays_until_another_one_is_pinned(store: CheckpointStore):

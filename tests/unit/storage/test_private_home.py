@@ -31,7 +31,7 @@ def test_a_new_home_belongs_to_its_owner_whatever_the_umask(tmp_path: Path):
     home = Home(tmp_path / "above" / "home").ensure()
     write_sample_run(RunStore(home), "r", iterations=1)
     (home.logs / "a.log").write_text("said")
-    CheckpointStore(home.run("r"), 1).save(1, {"weights": b"1"}, {})
+    CheckpointStore(home.run("r")).save(1, {"weights": b"1"}, {})
     HistoryLog(new_life(home.history("r")), "driver").close()
     assert len(list(home.path.rglob("*"))) > 12
     assert open_to_others(home.path) == []

@@ -186,7 +186,7 @@ def test_the_second_judges_figures_compare_unless_its_file_is_known_to_differ(st
 def recorded(tmp_path: Path) -> RunStore:
     recorded = RunStore(Home(tmp_path / "home"))
     write_sample_run(recorded, "one", iterations=3)
-    CheckpointStore(recorded.home.run("one"), 2).save(3, {"weights.safetensors": b"abc"}, {})
+    CheckpointStore(recorded.home.run("one")).save(3, {"weights.safetensors": b"abc"}, {})
     return recorded
 
 

@@ -33,7 +33,7 @@ def ran(
     record.intervals.extend([works] * (1 + twice))
     record.paid_time.append(PaidTime("reserved-0", "reserved", 10.0))
     blobs = {"weights.safetensors": weights}
-    CheckpointStore(store.home.run(run_id), 1).save(1, blobs, record.state, iteration_rows(record))
+    CheckpointStore(store.home.run(run_id)).save(1, blobs, record.state, iteration_rows(record))
     store.set_status(run_id, "finished")
 
 

@@ -40,7 +40,7 @@ def finished_run(home: Home, config: RunConfig) -> Policy:
     policy.load(perturbed(policy.state(), 0.1))
     RunStore(home).create_run("a-run", config, {"commit": "abc123", "digest model": "f" * 64}, os.getpid())
     blobs = {"average.safetensors": save(policy.state())}
-    CheckpointStore(home.run("a-run"), 1).save(2, blobs, {})
+    CheckpointStore(home.run("a-run")).save(2, blobs, {})
     return policy
 
 

@@ -87,16 +87,6 @@ class Moment:
     at: float
     figures: Mapping[str, float]
 
-    @property
-    def iteration(self) -> int:
-        """The iteration, or the one before the evaluation."""
-        return self.number // 2
-
-    @property
-    def is_evaluation(self) -> bool:
-        """True for an evaluation, False for an iteration."""
-        return self.number % 2 == 1
-
 
 def moments_after(connection: RecordConnection, run_id: str, after: int) -> list[Moment]:
     """Return the iterations and evaluations of a run after a moment (-1: all), in order.

@@ -12,6 +12,7 @@ import os
 import shlex
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,15 +251,12 @@ def mlflow_identity(home: Home, run_id: str) -> tuple[str, str] | None:
     if not path.is_file():
         return None
     try:
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
-        try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             row = connection.execute(
                 "SELECT experiment_id, run_uuid FROM runs JOIN tags USING (run_uuid) WHERE tags.key = ? "
                 "AND tags.value = ?",
                 [RUN_TAG, run_id],
             ).fetchone()
-        finally:
-            connection.close()
     except sqlite3.Error:
         return None
     return None if row is None else (str(row[0]), str(row[1]))

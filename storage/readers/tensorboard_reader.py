@@ -45,7 +45,10 @@ class TensorboardReader(Reader):
         self._close()
         folder = self._folder / quote(run.run_id, safe="")
         folder.mkdir(parents=True, exist_ok=True)
-        file = _next_file(folder)
+        # TensorBoard reads files by name. Those of its own writer may not keep the order: two files of one
+        # second differ by a number without leading zeros, and a clock may be set back.
+        later = [int(found[1]) + 1 for file in folder.iterdir() if (found := _NUMBER.match(file.name))]
+        file = folder / f"{_PREFIX}{max([int(now()), *later]):010d}.{socket.gethostname()}"
         begin = max(last, 0) if any(folder.iterdir()) else 0
         self._writer = RecordWriter(file.open("xb"))
         self._write(0, now(), file_version="brain.Event:2")
@@ -91,14 +94,3 @@ class TensorboardReader(Reader):
         assert self._writer is not None, "a reader is opened before it takes anything"
         self._writer.write(protos.Event(step=step, wall_time=at, **content).SerializeToString())
         self._writer.flush()
-
-
-def _next_file(folder: Path) -> Path:
-    """Return a file that TensorBoard, which reads them by name, reads after all other files of a run.
-
-    The names from its own writer do not keep that order: two files of one second differ by a number without
-    leading zeros, and a clock may be set back.
-    """
-    numbers = [int(found[1]) for file in folder.iterdir() if (found := _NUMBER.match(file.name))]
-    number = max([int(now()), *(number + 1 for number in numbers)])
-    return folder / f"{_PREFIX}{number:010d}.{socket.gethostname()}"

@@ -27,13 +27,6 @@ _AXIS = "iteration"
 _ANSWER_LIMIT_S = 20.0
 
 
-def _wait_for_a_new_name(folder: Path, run_id: str) -> None:
-    """Wait until W&B would give a run's files a new folder, which it names by the second and writes over."""
-    form = f"*run-%Y%m%d_%H%M%S-{glob.escape(run_id).replace('%', '%%')}"
-    while any(any(folder.glob(time.strftime(form, clock()))) for clock in (time.localtime, time.gmtime)):
-        time.sleep(0.02)
-
-
 class WandbReader(Reader):
     """A run in W&B, in the project `spotlight` or that of WANDB_PROJECT; its files are in `wandb/`."""
 
@@ -50,7 +43,11 @@ class WandbReader(Reader):
         earlier, self._run = self._run, None
         if earlier is not None:
             earlier.finish()
-        _wait_for_a_new_name(self._folder / "wandb", run.run_id)
+        # W&B names a run's folder by the second, and would write over that of an earlier life.
+        form = f"*run-%Y%m%d_%H%M%S-{glob.escape(run.run_id).replace('%', '%%')}"
+        clocks, folder = (time.localtime, time.gmtime), self._folder / "wandb"
+        while any(any(folder.glob(time.strftime(form, clock()))) for clock in clocks):
+            time.sleep(0.02)
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True,
             init_timeout=_ANSWER_LIMIT_S,

@@ -31,8 +31,7 @@ from storage.environment import (
 from storage.errors import CheckpointError, ClusterLostError, ServerError, SpotlightError, StorageError
 from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
-from storage.readers.follower import REPORT
-from storage.readers.following import FLUSH_WAIT_S, Readers
+from storage.readers.following import FLUSH_WAIT_S, REPORT, Readers
 from storage.record.checkpoints import Checkpoint, CheckpointStore
 from storage.record.mirror import CheckpointMirror, refuse_if_continued
 from storage.record.records import DeviceEvent, IterationRecord, RunStatus

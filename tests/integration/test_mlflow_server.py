@@ -15,8 +15,7 @@ import pytest
 from mlflow import MlflowClient
 
 from storage.home import Home
-from storage.readers.follower import REPORT
-from storage.readers.following import FLUSH_WAIT_S
+from storage.readers.following import FLUSH_WAIT_S, REPORT
 from storage.readers.mlflow_reader import EXPERIMENT, refuse_silent_server, run_page
 from storage.record.run_store import RunStore
 from tests.read_runs import (

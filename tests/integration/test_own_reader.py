@@ -16,8 +16,7 @@ import storage.readers.following
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
-from storage.readers.follower import REPORT, position_file
-from storage.readers.following import send_evaluation
+from storage.readers.following import REPORT, position_file, send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
 from storage.record.run_store import RunStore

@@ -18,7 +18,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
 from storage.readers.figures import figure_name
-from storage.readers.follower import REPORT, position_file
+from storage.readers.following import REPORT, position_file
 from storage.readers.mlflow_reader import MlflowReader, flat_settings
 from storage.record.files import locked
 from storage.record.run_folder import RUN_FILE

@@ -21,8 +21,7 @@ from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE
 from storage.readers.figures import last_moment
-from storage.readers.follower import Follower, Position
-from storage.readers.following import send_evaluation
+from storage.readers.following import Follower, Position, send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
 from storage.record.run_folder import RUN_FILE
@@ -220,14 +219,13 @@ def test_of_several_things_that_are_refused_the_first_is_told_and_how_many(store
 
 def test_what_a_reader_lacks_in_words(store: RunStore):
     begin(store, "r", os.getpid(), to=["webhook"])
-    reader = telling.WebhookReader(store.home)
-    follower = Follower(store.home, "r", "webhook", reader, pytest.fail)
+    follower = Follower(store.home, "r", "webhook", TrackingConfig(), pytest.fail)
     assert follower.lacking() == "the run's end"
     for iteration, which in ((1, "iteration 1"), (2, "iterations 1 to 2")):
         commit(store, "r", iteration)
         assert follower.lacking() == f"the figures of {which}, the run's end"
     for moment, lacks in ((3, "the figures of iteration 2, the run's end"), (4, "the run's end")):
-        Position(reader.label, moment).write(follower.file)
+        Position(follower.reader.label, moment).write(follower.file)
         follower.read_position()
         assert follower.lacking() == lacks
 

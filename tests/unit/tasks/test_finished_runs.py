@@ -12,7 +12,7 @@ import tasks.iteration.session
 from storage.config.run_config import RunConfig
 from storage.errors import ServerError
 from storage.home import Home
-from storage.readers.follower import REPORT
+from storage.readers.following import REPORT
 from storage.record.run_store import RunStore
 from tasks.iteration.session import Session
 

@@ -53,27 +53,24 @@ class ServerGuard:
         """Return why a request with these headers is refused; None if it is not."""
         given = list(headers)
         hosts = [value.decode("latin-1").lower() for name, value in given if name.lower() == b"host"]
-        if len(hosts) != 1 or not self._is_name(_hostname(f"//{hosts[0]}")):
+        name = _hostname(f"//{hosts[0]}") if len(hosts) == 1 else None
+        if name not in self._names and not (self._open and _is_numeric(name)):
             where = f"to {', '.join(hosts)}" if hosts else "without a Host header"
             return f"requests {where} are refused: allow a name by --allow-host of `spotlight up` or `ui`"
-        for name, value in given:
-            if name.lower() == b"origin" and not self._is_own_page(value.decode("latin-1").lower(), hosts[0]):
+        for origin in (value.decode("latin-1").lower() for key, value in given if key.lower() == b"origin"):
+            scheme, _, place = origin.partition("://")
+            is_own = place == hosts[0] or _hostname(f"//{place}") in self._further
+            if not is_own or scheme not in ("http", "https"):
                 return "requests from pages of another origin are refused"
         return None
 
-    def _is_name(self, name: str | None) -> bool:
-        if name is None or name in self._names or not self._open:
-            return name in self._names
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
 
-    def _is_own_page(self, origin: str, host: str) -> bool:
-        scheme, separator, place = origin.partition("://")
-        own = place == host or _hostname(f"//{place}") in self._further
-        return own and bool(separator) and scheme in ("http", "https")
+def _is_numeric(name: str | None) -> bool:
+    try:
+        ipaddress.ip_address(name or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _hostname(address: str) -> str | None:

@@ -125,7 +125,11 @@ def load_with_sources(
         layers += _layers_of(preset, _read_toml(_preset_path(preset)))
     below, layers = layers, []
     for variable, text in sorted(environ.items()):
-        if name := _setting_of(variable):
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        name = variable.removeprefix(PREFIX).lower().replace("__", ".")
+        # If it is not even nearly a setting, it is some other tool's variable.
+        if "." in name or difflib.get_close_matches(name, RunConfig.model_fields, n=1, cutoff=0.8):
             layers.append(_parsed(name, text, variable))
     for assignment in sets:
         if isinstance(assignment, tuple):
@@ -290,15 +294,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # bad TOML, brackets without end
         raise ConfigurationError(f"preset {path} is not valid TOML: {error}") from error
-
-
-def _setting_of(variable: str) -> str:
-    """Return the setting that an environment variable names; empty for variables of other programs."""
-    if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
-        return ""
-    name = variable.removeprefix(PREFIX).lower().replace("__", ".")
-    is_near = "." in name or difflib.get_close_matches(name, RunConfig.model_fields, n=1, cutoff=0.8)
-    return name if is_near else ""  # not even nearly a setting: some other tool's variable
 
 
 def _parsed(name: str, text: str, source: str) -> _Layer:

@@ -256,13 +256,10 @@ def _code_file(thing: Any) -> str | None:
 def _module(path: str) -> ModuleType:
     """Import the module of `package.module:Name` or `path/to/file.py:Name`."""
     module = path.rpartition(":")[0]
-    return _module_of_file(module) if module.endswith(".py") else importlib.import_module(module)
-
-
-def _module_of_file(path: str) -> ModuleType:
-    """Import a file that is in no package, once for each path."""
-    file = _absolute(path)
-    name = f"file {file}"
+    if not module.endswith(".py"):
+        return importlib.import_module(module)
+    file = _absolute(module)
+    name = f"file {file}"  # it is in no package, and imported once for each path
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None, "its name ends in .py"

@@ -461,11 +461,6 @@ class RunConfig(Section):
         every = self.evaluation.every
         return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
 
-    @property
-    def evaluates_between(self) -> bool:
-        """True if there are evaluations between the first and the last."""
-        return 0 < self.evaluation.every < self.iterations
-
     def changed(self, **sections: Mapping[str, Any]) -> RunConfig:
         """Return the settings with other values in some sections, which are not checked."""
         return self.model_copy(

@@ -237,18 +237,18 @@ def figure_changes(pairs: pd.DataFrame, names: Iterable[str]) -> list[FigureChan
     changes = []
     for name in names:
         of_name = pairs.loc[pairs["name"] == name]
-        if not of_name.empty:
-            means = of_name.groupby("prompt", sort=True)[["before", "after"]].mean()
-            changes.append(_change(name, means["before"].to_numpy(float), means["after"].to_numpy(float)))
+        if of_name.empty:
+            continue
+        means = of_name.groupby("prompt", sort=True)[["before", "after"]].mean()
+        before_N, after_N = (means[side].to_numpy(float) for side in ("before", "after"))
+        low, high = -math.inf, math.inf
+        if len(before_N) >= LEAST_PROMPTS:  # by drawing prompts with replacement
+            low, high = map(
+                float, np.quantile(_weights(len(before_N)) @ (after_N - before_N), (0.025, 0.975))
+            )
+        before, after = float(before_N.mean()), float(after_N.mean())
+        changes.append(FigureChange(name, before, after, low, high, len(before_N)))
     return changes
-
-
-def _change(name: str, before_N: np.ndarray, after_N: np.ndarray) -> FigureChange:
-    low, high = -math.inf, math.inf
-    if len(before_N) >= LEAST_PROMPTS:  # by drawing prompts with replacement
-        low, high = np.quantile(_weights(len(before_N)) @ (after_N - before_N), (0.025, 0.975))
-    means = float(before_N.mean()), float(after_N.mean())
-    return FigureChange(name, *means, float(low), float(high), len(before_N))
 
 
 @lru_cache(maxsize=2)

@@ -133,7 +133,19 @@ def load_prompts(path: str | Path) -> list[PromptRecord]:
             file and the line).
     """
     found = resolve_prompt_path(path)
-    records = _dataset(found) if found.suffix not in _SUFFIXES or found.is_dir() else _lines(found)
+    records: list[PromptRecord] = []
+    if found.suffix not in _SUFFIXES or found.is_dir():
+        for number, (where, row) in enumerate(dataset_rows(found), start=1):
+            _check_row(row, where)
+            metadata = row if "include" in row else {}
+            records.append(PromptRecord(len(records), row["prompt"].strip(), metadata, number))
+    else:
+        # Not splitlines(): U+2028 and the like may occur inside a JSON string.
+        lines = read_text_file(found, str(found), PromptFileError).split("\n")
+        for number, line in enumerate(map(str.strip, lines), start=1):
+            where, is_row = f"{found}:{number}", found.suffix != ".txt"
+            if line:
+                records.append(_record(line, is_row, found.parent, where, len(records), number))
     if not records:
         raise PromptFileError(f"{found}: no prompts in it; write at least one line")
     return records
@@ -160,28 +172,6 @@ def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, cou
             f"{field} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
             "give a longer file"
         )
-
-
-def _dataset(found: Path) -> list[PromptRecord]:
-    records: list[PromptRecord] = []
-    for number, (where, row) in enumerate(dataset_rows(found), start=1):
-        _check_row(row, where)
-        metadata = row if "include" in row else {}
-        records.append(PromptRecord(len(records), row["prompt"].strip(), metadata, number))
-    return records
-
-
-def _lines(found: Path) -> list[PromptRecord]:
-    # Not splitlines(): U+2028 and the like may occur inside a JSON string.
-    lines = read_text_file(found, str(found), PromptFileError).split("\n")
-    records: list[PromptRecord] = []
-    for number, raw in enumerate(lines, start=1):
-        line = raw.strip()
-        if not line:
-            continue
-        where, is_row = f"{found}:{number}", found.suffix != ".txt"
-        records.append(_record(line, is_row, found.parent, where, len(records), number))
-    return records
 
 
 def prompt_of(text: str, where: str) -> PromptRecord:
@@ -316,7 +306,7 @@ def held_out_in_words(config: RunConfig) -> str:
     whole, part = part_in_words(held_out, held_out), part_in_words(compared, held_out)
     if len(compared) == len(held_out):
         return f"each evaluation has {whole}"
-    if not config.evaluates_between:
+    if not 0 < config.evaluation.every < config.iterations:
         return f"each evaluation has {whole}; the curve is over {part}"
     images = config.evaluation.images_per_prompt
     return (

@@ -104,7 +104,7 @@ def recorded_points(home: Home, run_id: str) -> Points:
     with RunStore(home).reading(run_id) as connection:
         for moment in moments_after(connection, run_id, -1):
             for name, value in moment.figures.items():
-                found[name].append((moment.iteration, value))
+                found[name].append((moment.number // 2, value))
     return {name: sorted(points) for name, points in found.items()}
 
 

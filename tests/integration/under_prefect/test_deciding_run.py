@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
+import storage.record.checkpoints
 import tasks.iteration.phases
-import tasks.iteration.session
 from flows.deployed.forms import ReproductionForm
 from flows.post_train import post_train
 from flows.reproduce import reproduce
@@ -15,7 +13,6 @@ from gpu_runtime.exploration.measured_iterations import IterationTimes
 from storage.config.loading import load_config
 from storage.environment import DECISIONS
 from storage.errors import ConfigurationError
-from storage.record.checkpoints import CheckpointStore
 from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tasks.chaos.faults import digests
@@ -54,7 +51,7 @@ def measure(patch: pytest.MonkeyPatch, until: int) -> None:
 def finished(home):
     with pytest.MonkeyPatch.context() as patch:
         # Every checkpoint stays, to go back to.
-        patch.setattr(tasks.iteration.session, "CheckpointStore", partial(CheckpointStore, keep=7))
+        patch.setattr(storage.record.checkpoints, "KEPT", 7)
         measure(patch, until=2)
         post_train(load_config("smoke", SETTINGS, {}), "decided", repeats={DECISIONS: "0 plain"})
     return RunStore(home)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
-import tasks.iteration.session
+import storage.record.checkpoints
 from flows.post_train import post_train
 from storage.config.loading import load_config
-from storage.record.checkpoints import CheckpointStore
 from storage.record.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
@@ -41,7 +38,7 @@ def config():
 @pytest.fixture(scope="module")
 def finished(home, config):
     with pytest.MonkeyPatch.context() as patch:  # every checkpoint stays, to go back to
-        patch.setattr(tasks.iteration.session, "CheckpointStore", partial(CheckpointStore, keep=4))
+        patch.setattr(storage.record.checkpoints, "KEPT", 4)
         return post_train(config, "stale")
 
 

@@ -343,10 +343,6 @@ def _read_in_batches(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
     with pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):  # a batch that spans row groups may be arbitrarily large
             for batch in file.iter_batches(_BATCH_ROWS, [group], use_threads=False):
-                known = [
-                    batch[field.name].cast(field.type)
-                    if field.name in batch.schema.names
-                    else pa.nulls(batch.num_rows, field.type)
-                    for field in columns
-                ]
-                yield pa.Table.from_arrays(known, schema=columns)
+                rows = [columns.empty_table(), pa.Table.from_batches([batch])]
+                known = pa.concat_tables(rows, promote_options="permissive")
+                yield known.select(columns.names).cast(columns)

@@ -315,10 +315,7 @@ def _worker_accounts(
         """,
         {"run": run_id},
     ).fetchall()
-    return tuple(
-        WorkerAccount(worker, market, paid_s, booked_s, double_s.get(worker, 0.0))
-        for worker, market, paid_s, booked_s in rows
-    )
+    return tuple(WorkerAccount(*row, double_s.get(row[0], 0.0)) for row in rows)
 
 
 def _overlaps(connection: RecordConnection, run_id: str) -> tuple[dict[str, float], tuple[Overlap, ...]]:

@@ -111,7 +111,7 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: dict[str, int]
     there, run = _opened(address, home, run_id), home.run(run_id)
     store = CheckpointStore(run)
     newest, pinned = max(store.iterations(), default=None), store.pinned
-    for left in _entries(there):
+    for left in _listed(there):
         if left.startswith(_COPYING):  # of a copy that was cut short
             there.rm(left, recursive=True)
     _copy_rows(there, run, {} if copied is None else copied)
@@ -144,7 +144,7 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
     later = RunFolder(run).listing()
     stays = {folder.name for each in (listing, later) for folder in (*each.parts, *each.folders)}
     held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
-    outdated = [name for name in _entries(there) if is_row_folder(name) and name not in stays]
+    outdated = [name for name in _listed(there) if is_row_folder(name) and name not in stays]
     if outdated:
         _keep_one_checkpoint(there, run, {*outdated} - held, listing.last_iteration or 0)
     for name in outdated:
@@ -288,7 +288,7 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
             pinned = int(text) if text.isdigit() else newest
             if pinned in found and pinned < newest and _fetch_checkpoint(there, fetched, pinned):
                 fetched.pin(pinned)
-            for name in _entries(there):
+            for name in _listed(there):
                 if is_row_folder(name):
                     _fetch_rows(there, name, fetching / name)
                 elif name in _CHANGING:
@@ -357,16 +357,12 @@ def _checkpoint(iteration: int) -> str:
     return f"iteration-{iteration:06d}/{CHECKPOINT}"
 
 
-def _listed(there: DirFileSystem, folder: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of a folder by name; empty if there is no such folder."""
+def _listed(there: DirFileSystem, folder: str = "") -> dict[str, dict[str, Any]]:
+    """Return the entries of a folder by name, of the run's by default; empty if there is no such folder."""
     if not there.exists(folder):
         return {}
     found: Any = there.ls(folder, detail=True)
     return {each["name"].rstrip("/").rpartition("/")[2]: each for each in found}
-
-
-def _entries(there: DirFileSystem) -> list[str]:
-    return list(_listed(there, ""))
 
 
 def _sizes(there: DirFileSystem, folder: str) -> dict[str, int]:
@@ -376,7 +372,7 @@ def _sizes(there: DirFileSystem, folder: str) -> dict[str, int]:
 
 def _iterations(there: DirFileSystem) -> list[int]:
     """Return the iterations that have a folder, oldest first."""
-    numbers = [name.removeprefix("iteration-") for name in _entries(there) if name.startswith("iteration-")]
+    numbers = [name.removeprefix("iteration-") for name in _listed(there) if name.startswith("iteration-")]
     return sorted(int(number) for number in numbers if number.isdigit())
 
 

@@ -138,7 +138,6 @@ class RecordConnection:
         return cursor.execute("FROM answer")
 
     def _make(self, table: str) -> None:
-        """Make the view of a table, unless it exists."""
         if table in self._made:
             return
         self._made.add(table)

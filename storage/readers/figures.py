@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -56,20 +55,23 @@ _NEWER = f"""
         FROM ({PAID}) GROUP BY moment
     ),
     drawn AS (
-        SELECT 2 * iteration AS moment, count(*) AS images FROM samples WHERE run_id = $run GROUP BY iteration
+        SELECT 2 * iteration AS moment, count(*) AS images FROM samples
+        WHERE run_id = $run AND moment > $after GROUP BY moment
+    ),
+    named AS (
+        SELECT 2 * iteration AS moment, name, value FROM iteration_metrics WHERE run_id = $run
+        UNION ALL SELECT 2 * iteration + 1, name, value FROM evaluation_metrics WHERE run_id = $run
+    ),
+    metrics AS (
+        SELECT moment, map_from_entries(list((name, value) ORDER BY name)) AS own FROM named
+        WHERE moment > $after GROUP BY moment
     )
-    SELECT moment, ended_at, score, exact,
+    SELECT moment, ended_at, coalesce(own, MAP {{}}), score, exact,
         CASE WHEN paid_at = moment THEN coalesce(evaluation_usd, 0) ELSE 0 END, coalesce(total_usd, 0),
         coalesce(images, 0)
     FROM ({MOMENTS}) ASOF LEFT JOIN paid ON moment >= paid_at LEFT JOIN drawn USING (moment)
+        LEFT JOIN metrics USING (moment)
     WHERE moment > $after ORDER BY moment
-"""
-
-_METRICS = """
-    FROM (
-        SELECT 2 * iteration AS moment, name, value FROM iteration_metrics WHERE run_id = $run
-        UNION ALL SELECT 2 * iteration + 1, name, value FROM evaluation_metrics WHERE run_id = $run
-    ) WHERE moment > $after ORDER BY moment, name
 """
 
 
@@ -93,15 +95,11 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
 
     They are without exact images if the reward gives no verdict.
     """
-    values = {"run": run_id, "after": after}
     verdicts = connection.execute(f"SELECT {VERDICTS} FROM runs WHERE run_id = ?", [run_id]).fetchall()
     unused = ("exact_share", f"{EVALUATION}exact") if verdicts == [(False,)] else ()
-    metrics: dict[int, dict[str, float]] = defaultdict(dict)
-    for moment, name, value in connection.execute(_METRICS, values).fetchall():
-        metrics[moment][name] = value
+    rows = connection.execute(_NEWER, {"run": run_id, "after": after}).fetchall()
     found = []
-    for number, at, score, exact, usd, total_usd, images in connection.execute(_NEWER, values).fetchall():
-        own = metrics[number]
+    for number, at, own, score, exact, usd, total_usd, images in rows:
         if number % 2:
             own = {(EVALUATION if n.startswith("part_") else QUALITY_FIGURE) + n: v for n, v in own.items()}
             own |= {f"{EVALUATION}score": score, f"{EVALUATION}exact": exact, EVALUATION_USD: usd}

@@ -229,7 +229,6 @@ def select_rows(files: Sequence[str], columns: Mapping[str, pa.DataType], discar
 
 def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[str, list[list[Any]]]:
     """Return a select of the rows of a table of `DESCRIBED`, and its parameters: one list per column."""
-    noted = [(folder.run_id, folder.notes()) for folder in folders if table in ("run_notes", "run_links")]
     rows: Sequence[Mapping[str, Any]]
     if table == "runs":
         rows = [_run_row(folder.path / RUN_FILE) for folder in folders]
@@ -240,12 +239,13 @@ def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[st
     elif table == "reproductions":
         rows = [read_json(path) for path in sorted(home.reproductions.glob("[!._]*.json"))]
     elif table == "run_notes":
-        rows = [{"run_id": run_id, **notes["notes"]} for run_id, notes in noted if "notes" in notes]
+        noted = {folder.run_id: folder.notes() for folder in folders}
+        rows = [{"run_id": run_id, **notes["notes"]} for run_id, notes in noted.items() if "notes" in notes]
     else:
         rows = [
-            {"run_id": run_id, "place": place, **link}
-            for run_id, notes in noted
-            for place, link in notes.get("links", {}).items()
+            {"run_id": folder.run_id, "place": place, **link}
+            for folder in folders
+            for place, link in folder.notes().get("links", {}).items()
         ]
     columns = DESCRIBED[table]
     # Whole columns: a row at a time is a hundred times slower. Not Arrow's arrays, which import pandas.

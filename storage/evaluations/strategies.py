@@ -20,7 +20,7 @@ import numpy as np
 from storage.config.exploration import ExplorationConfig
 from storage.environment import CODE_DIGESTS, MODELLED, STRATEGY_DIGEST, is_modelled
 from storage.evaluations.figures import over_seeds, tagged_estimates
-from storage.record.queries.comparisons import without_seed
+from storage.record.queries.runs import without_seed
 from storage.record.reading import RecordConnection
 from storage.record.results import too_short
 

@@ -315,7 +315,7 @@ def _worker_accounts(
         """,
         {"run": run_id},
     ).fetchall()
-    return tuple(WorkerAccount(*row, double_s.get(row[0], 0.0)) for row in rows)
+    return tuple(WorkerAccount(*row, double_s=double_s.get(row[0], 0.0)) for row in rows)
 
 
 def _overlaps(connection: RecordConnection, run_id: str) -> tuple[dict[str, float], tuple[Overlap, ...]]:

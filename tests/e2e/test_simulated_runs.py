@@ -15,7 +15,7 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.record.queries.comparisons import runs_of_other_seeds
+from storage.record.queries.runs import runs_of_other_seeds
 from storage.record.records import EvaluationRecord
 from storage.record.results import live_runs
 from storage.record.run_store import RunStore, check_resumable

@@ -13,7 +13,6 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.readers.figures import moments_after
-from storage.record.queries import comparisons as comparison_queries
 from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
 from storage.record.records import (
@@ -93,7 +92,7 @@ def test_work_of_later_iterations_that_was_discarded_is_paid_before_they_are_rep
         )
     with store.reading() as connection:
         cost = queries.cost_by_iteration(connection, "r")
-        scores = comparison_queries.score_courses(connection, ["r"])
+        scores = queries.score_courses(connection, ["r"])
         moments = moments_after(connection, "r", -1)
     assert cost["iteration"].tolist() == [1, 2, 3]
     assert cost["reserved_usd"].tolist() == pytest.approx([1, 4, 5])
@@ -117,7 +116,7 @@ def test_the_table_of_runs(store: RunStore):
     store.commit_iteration(iteration_record("old", 2, 120.0))  # 7 s of it beside the first
     store.commit_evaluation(evaluation_record("old", 20, 1000.0))  # a break before
     with store.reading() as connection:
-        latest, of = comparison_queries.latest_runs(connection, 1)
+        latest, of = queries.latest_runs(connection, 1)
         table = queries.run_overview(connection, ["old", "new"])
         one = queries.run_overview(connection, latest)
     assert table["run_id"].tolist() == ["new", "old"]
@@ -156,7 +155,7 @@ def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
     store.commit_evaluation(dataclasses.replace(evaluation, intervals=[loading, *evaluation.intervals]))
     with store.reading() as connection:
         table = queries.run_overview(connection, ["a"])
-        course = comparison_queries.score_courses(connection, ["a"])
+        course = queries.score_courses(connection, ["a"])
     assert table["wall_s"].tolist() == course["elapsed_s"].tolist() == pytest.approx([30.0 + 9.0])
 
 
@@ -171,11 +170,11 @@ def test_runs_that_differ_in_the_seed_alone(store: RunStore):
     begun(store, "broken")
     store.folder("broken").change(RUN_FILE, lambda run: run | {"config": [1]})
     with store.reading() as connection:
-        assert comparison_queries.runs_of_other_seeds(connection, "one") == {1: "one", 2: "two"}
-        assert comparison_queries.runs_of_other_seeds(connection, "two-old") == {1: "one", 2: "two-old"}
-        assert comparison_queries.runs_of_other_seeds(connection, "longer") == {3: "longer"}
-        assert comparison_queries.runs_of_other_seeds(connection, "broken") == {}
-        assert comparison_queries.runs_of_other_seeds(connection, "gone") == {}
+        assert queries.runs_of_other_seeds(connection, "one") == {1: "one", 2: "two"}
+        assert queries.runs_of_other_seeds(connection, "two-old") == {1: "one", 2: "two-old"}
+        assert queries.runs_of_other_seeds(connection, "longer") == {3: "longer"}
+        assert queries.runs_of_other_seeds(connection, "broken") == {}
+        assert queries.runs_of_other_seeds(connection, "gone") == {}
 
 
 def test_lists_of_runs_open_no_file_of_rows(store: RunStore):
@@ -188,8 +187,8 @@ def test_lists_of_runs_open_no_file_of_rows(store: RunStore):
         file.write_bytes(b"damaged")
     with store.reading() as connection:
         listed = queries.listed_runs(connection)
-        assert comparison_queries.latest_runs(connection, 1) == (["two"], 2)
-        assert comparison_queries.alike_but_seed(connection, "two") == {"one": 1, "two": 2}
+        assert queries.latest_runs(connection, 1) == (["two"], 2)
+        assert queries.alike_but_seed(connection, "two") == {"one": 1, "two": 2}
         assert connection.damaged == []
     assert listed[["run_id", "status"]].to_numpy().tolist() == [["two", "running"], ["one", "finished"]]
     assert listed["score_now"].isna().tolist() == [True, False]

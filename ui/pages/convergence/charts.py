@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 
 from storage.evaluations.figures import over_seeds
 from storage.evaluations.quality import JUDGE, PART, QUALITY, Group, QualityVerdict
-from storage.record.queries import comparisons
-from storage.record.queries.runs import paid_usd
+from storage.record.queries.runs import alike_but_seed, paid_usd, runs_of_other_seeds, score_courses
 from storage.record.run_store import RunStore
 from ui.charts.layout import MEASURE_TITLES, SHARES, Axis, Measure, add_level, add_line, axis_titles, laid_out
 from ui.data.run import QualityView, RunView
@@ -35,12 +34,12 @@ _SIGNS = (  # metric, title, unit of the left axis (short, as the plots are low)
 def read_seed_courses(store: RunStore, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
     """Return the runs that differ from one only in the seed, by seed, and their scores if there are any."""
     with store.reading() as connection:
-        alike = comparisons.alike_but_seed(connection, run_id)
+        alike = alike_but_seed(connection, run_id)
     # By name, to keep the files of all other runs closed.
     with store.reading(*(alike or [run_id])) as connection:
-        seeds = comparisons.runs_of_other_seeds(connection, run_id)
+        seeds = runs_of_other_seeds(connection, run_id)
         others = list(seeds.values()) if len(seeds) > 1 else []
-        return seeds, comparisons.score_courses(connection, others)
+        return seeds, score_courses(connection, others)
 
 
 def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from storage.config.loading import flat
 from storage.environment import MODELLED, PRESET, PURPOSE, REWARD_DIGEST, gives_verdict, is_modelled
 from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
-from storage.record.queries import comparisons, images
+from storage.record.queries import images, runs
 from storage.record.queries.runs import run_overview
 from storage.record.run_status import shown_statuses
 from storage.record.run_store import RunNotes, RunStore
@@ -46,7 +46,7 @@ def load_table(home: Home, archived: bool = True, checks: bool = True) -> pd.Dat
     runs).
     """
     with RunStore(home).reading() as connection:
-        latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
+        latest, of = runs.latest_runs(connection, MOST_RUNS, archived, checks)
     # By name, to keep the files of all other runs closed.
     with RunStore(home).reading(*latest) as connection:
         table = run_overview(connection, latest)
@@ -140,8 +140,8 @@ class Compared(NamedTuple):
     """The data of several runs side by side.
 
     Attributes:
-        courses: held-out scores; see `storage.record.queries.comparisons.score_courses`.
-        metrics: figures of iterations; see `storage.record.queries.comparisons.metric_courses`.
+        courses: held-out scores; see `storage.record.queries.runs.score_courses`.
+        metrics: figures of iterations; see `storage.record.queries.runs.metric_courses`.
         answer: which strategy scores higher; None unless the runs differ only in strategy and seed.
     """
 
@@ -156,8 +156,8 @@ def load_compared(home: Home, run_ids: tuple[str, ...]) -> Compared:
     with RunStore(home).reading(*run_ids) as connection:
         arms = strategy_arms(connection, run_ids)
         return Compared(
-            comparisons.score_courses(connection, run_ids),
-            comparisons.metric_courses(connection, run_ids),
+            runs.score_courses(connection, run_ids),
+            runs.metric_courses(connection, run_ids),
             compared_strategies(connection, arms) if arms else None,
         )
 
@@ -227,7 +227,7 @@ def comparison_chart(
     """Return a chart of a figure of several runs.
 
     Args:
-        courses: frame from `score_courses` or `metric_courses` of `storage.record.queries.comparisons`.
+        courses: frame from `score_courses` or `metric_courses` of `storage.record.queries.runs`.
         run_ids: runs in the order of the legend; at most as many as colours.
     """
     longest_s = max([0.0, *courses["elapsed_s"].tolist()])

@@ -11,6 +11,7 @@ data URI (`image`) and describes the change (`edit`), so the true picture follow
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ _FEWEST, _MOST = 2, 3
 """Fewest and most shapes of a source; at least one of the four cells stays free to move to."""
 
 _HELD_OUT_ONE_IN = 5
+_KINDS = list(product(CLASSES, COLOURS))
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class EditsTask:
             held_out: True for one of the held-out sources.
         """
         while True:
-            cells = _draw_cells(rng)
+            kinds = rng.choice(len(_KINDS), int(rng.integers(_FEWEST, _MOST + 1)), replace=False)
+            places = rng.permutation(len(PLACES))[: len(kinds)]
+            cells = {int(cell): _KINDS[kind] for cell, kind in zip(places, kinds, strict=True)}
             if is_held_out(repr(sorted(cells.items())), _HELD_OUT_ONE_IN) == held_out:
                 return _prompt(tag, cells, rng)
 
@@ -145,17 +149,6 @@ def _look(value: Any, where: str) -> Look:
             f"{EditsTask.width} x {EditsTask.height}"
         )
     return Look(colour, (left, top, left + SIZE, top + SIZE))
-
-
-def _draw_cells(rng: np.random.Generator) -> dict[int, tuple[str, str]]:
-    """Return two or three distinct shapes as (class, colour) by cell."""
-    count = int(rng.integers(_FEWEST, _MOST + 1))
-    kinds = rng.choice(len(CLASSES) * len(COLOURS), count, replace=False)
-    cells = rng.permutation(len(PLACES))[:count]
-    return {
-        int(cell): (list(CLASSES)[kind // len(COLOURS)], list(COLOURS)[kind % len(COLOURS)])
-        for cell, kind in zip(cells, kinds, strict=True)
-    }
 
 
 def _prompt(tag: str, cells: dict[int, tuple[str, str]], rng: np.random.Generator) -> PromptRecord:

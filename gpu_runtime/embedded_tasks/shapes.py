@@ -17,9 +17,7 @@ from gpu_runtime.embedded_tasks.protocol import RenderedPicture, is_held_out
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
-CLASSES = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
-"""Classes, from singular to plural."""
-
+CLASSES: tuple[str, ...] = ("circle", "square", "triangle", "cross")
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (225, 45, 40),
     "yellow": (235, 215, 50),
@@ -83,7 +81,9 @@ class ShapesTask:
         Colours that the prompt leaves open are random for each object.
         """
         objects = _objects(prompt)
-        cells = _choose_cells(objects, rng)
+        cells: list[int] = []
+        while not cells or not _relations_hold(objects, cells):
+            cells = rng.permutation(len(_CELLS))[: len(objects)].tolist()
         image_HWC = np.full((self.height, self.width, 3), BACKGROUND, np.float32)
         for (name, colour, *_), cell in zip(objects, cells, strict=True):
             colour = colour or list(COLOURS)[rng.integers(len(COLOURS))]
@@ -103,7 +103,8 @@ class ShapesTask:
         kinds = {(name, colour) for name, colour, *_ in objects}
         of_kind = {kind: [_best_in_cell(image_HWC, *kind, cell) for cell in _CELLS] for kind in kinds}
         placed = [of_kind[name, colour] for name, colour, *_ in objects]
-        if not (allowed := _allowed_cells(objects)):
+        every = permutations(range(len(_CELLS)), len(objects))
+        if not (allowed := [cells for cells in every if _relations_hold(objects, cells)]):
             raise ConfigurationError(f"{prompt.text!r} has relations that no cells of a 2x2 grid satisfy")
         chosen = min(
             allowed,
@@ -171,40 +172,47 @@ def coverage(name: str) -> np.ndarray:
 
 
 def _draw_row(tag: str, rng: np.random.Generator) -> dict[str, Any]:
-    """Draw a GenEval row of one tag, with GenEval's wording."""
-    first, second = (list(CLASSES)[index] for index in rng.choice(len(CLASSES), 2, replace=False))
+    """Draw a GenEval row of one tag."""
+    first, second = (CLASSES[index] for index in rng.choice(len(CLASSES), 2, replace=False))
     colour, other = (list(COLOURS)[index] for index in rng.choice(len(COLOURS), 2, replace=False))
-    if tag == "single_object":
-        return geneval_row(tag, [{"class": first, "count": 1}], f"a {first}")
-    if tag == "two_object":
-        include = [{"class": first, "count": 1}, {"class": second, "count": 1}]
-        return geneval_row(tag, include, f"a {first} and a {second}")
     if tag == "counting":
-        count = int(rng.integers(min(NUMBERS), max(NUMBERS) + 1))
-        exclude = [{"class": first, "count": count + 1}]
-        return geneval_row(
-            tag, [{"class": first, "count": count}], f"{NUMBERS[count]} {CLASSES[first]}", exclude
-        )
-    if tag == "colors":
-        return geneval_row(tag, [{"class": first, "count": 1, "color": colour}], f"a {colour} {first}")
+        count = int(rng.integers(min(NUMBERS), max(NUMBERS), endpoint=True))
+        return geneval_row(tag, [(first, "")], count=count)
     if tag == "position":
         relation = RELATIONS[rng.integers(len(RELATIONS))]
-        include = [{"class": second, "count": 1}, {"class": first, "count": 1, "position": [relation, 0]}]
-        return geneval_row(tag, include, f"a {first} {relation} a {second}")
-    include = [{"class": first, "count": 1, "color": colour}, {"class": second, "count": 1, "color": other}]
-    return geneval_row(tag, include, f"a {colour} {first} and a {other} {second}")
+        return geneval_row(tag, [(first, ""), (second, "")], relation=relation)
+    if tag in ("single_object", "two_object"):
+        colour = other = ""
+    objects = [(first, colour), (second, other)]
+    return geneval_row(tag, objects[: 1 if tag in ("single_object", "colors") else 2])
 
 
 def geneval_row(
-    tag: str, include: list[dict[str, Any]], what: str, exclude: list[dict[str, Any]] | None = None
+    tag: str, objects: Sequence[tuple[str, str]], count: int = 1, relation: str = ""
 ) -> dict[str, Any]:
-    """Return a row of a picture of something.
+    """Return a row that asks for objects, with GenEval's wording.
 
     Args:
-        what: objects in words, which follow `a photo of`.
+        objects: class and colour of one or two objects; "" for any colour.
+        count: number of copies of an object that comes alone, where the number matters; see `NUMBERS`.
+        relation: position of the first object relative to the second; "" for any position.
     """
-    excluded = {} if exclude is None else {"exclude": exclude}
-    return {"tag": tag, "include": include, **excluded, "prompt": f"a photo of {what}"}
+    # Plurals have one rule: the official file has "benchs" and "knifes".
+    named = [f"{colour} {name}".lstrip() for name, colour in objects]
+    words = [f"{'an' if one[0] in 'aeiou' else 'a'} {one}" for one in named]
+    include: list[dict[str, Any]] = [
+        {"class": name, "count": count} | ({"color": colour} if colour else {}) for name, colour in objects
+    ]
+    row: dict[str, Any] = {"tag": tag, "include": include}
+    what = " and ".join(words)
+    if count > 1:
+        row["exclude"] = [{"class": objects[0][0], "count": count + 1}]
+        what = f"{NUMBERS[count]} {named[0]}{'es' if named[0].endswith('s') else 's'}"
+    if relation:
+        include[0]["position"] = [relation, 0]  # relative to the item that now comes first
+        include.reverse()
+        what = f" {relation} ".join(words)
+    return row | {"prompt": f"a photo of {what}"}
 
 
 class _Object(NamedTuple):
@@ -233,29 +241,12 @@ def _objects(prompt: PromptRecord) -> list[_Object]:
     return objects
 
 
-def _choose_cells(objects: list[_Object], rng: np.random.Generator) -> list[int]:
-    """Draw distinct cells for the objects, such that every relation holds."""
-    while True:
-        cells = [int(cell) for cell in rng.permutation(len(_CELLS))[: len(objects)]]
-        if _relations_hold(objects, cells):
-            return cells
-
-
-def _allowed_cells(objects: list[_Object]) -> list[tuple[int, ...]]:
-    """Return every choice of cells in which all relations hold."""
-    every = permutations(range(len(_CELLS)), len(objects))
-    return [cells for cells in every if _relations_hold(objects, cells)]
-
-
 def _relations_hold(objects: list[_Object], cells: Sequence[int]) -> bool:
-    return all(
-        _holds(one.position[0], _CELLS[cell], _CELLS[other_cell])
-        for one, cell in zip(objects, cells, strict=True)
-        for other, other_cell in zip(objects, cells, strict=True)
-        if one.position is not None and other.item == one.position[1]
-    )
-
-
-def _holds(relation: str, cell: tuple[int, int], other: tuple[int, int]) -> bool:
-    down, right = cell[0] - other[0], cell[1] - other[1]
-    return {"left of": right < 0, "right of": right > 0, "above": down < 0, "below": down > 0}[relation]
+    placed = [(one, *_CELLS[cell]) for one, cell in zip(objects, cells, strict=True)]
+    for (one, y, x), (other, other_y, other_x) in product(placed, repeat=2):
+        if one.position is not None and other.item == one.position[1]:
+            down, right = y - other_y, x - other_x
+            holds = {"left of": right < 0, "right of": right > 0, "above": down < 0, "below": down > 0}
+            if not holds[one.position[0]]:
+                return False
+    return True

@@ -59,7 +59,8 @@ def official_rows() -> list[Row]:
         PromptFileError: this version of numpy draws other numbers from the seed than the official file's.
     """
     rng = np.random.default_rng(OFFICIAL_SEED)
-    rows = [_single_object(int(index)) for index in rng.choice(len(CLASSES), len(CLASSES), replace=False)]
+    names = [CLASSES[index] for index in rng.choice(len(CLASSES), len(CLASSES), replace=False)]
+    rows = [geneval_row("single_object", [(name, "")]) for name in names]
     for tag in TAGS[1:]:
         rows += [draw_row(tag, rng) for _ in range(_OFFICIAL_DRAWS)]
     distinct = list({json.dumps(row): row for row in rows}.values())
@@ -75,33 +76,24 @@ def official_rows() -> list[Row]:
 def draw_row(tag: str, rng: np.random.Generator) -> Row:
     """Draw a row of one of `TAGS`, with the same random draws in the same order as the official file."""
     if tag == "single_object":
-        return _single_object(int(rng.choice(len(CLASSES))))
+        return geneval_row(tag, [(CLASSES[rng.choice(len(CLASSES))], "")])
     if tag == "counting":
         name = CLASSES[rng.choice(len(CLASSES))]
         count = int(rng.integers(min(NUMBERS), max(NUMBERS), endpoint=True))
-        exclude = [{"class": name, "count": count + 1}]
-        include = [{"class": name, "count": count}]
-        return geneval_row(tag, include, f"{NUMBERS[count]} {plural(name)}", exclude)
+        return geneval_row(tag, [(name, "")], count=count)
     if tag == "colors":
         name = CLASSES[rng.choice(len(CLASSES) - _PEOPLE) + _PEOPLE]
-        colour = COLOURS[rng.choice(len(COLOURS))]
-        include = [{"class": name, "count": 1, "color": colour}]
-        return geneval_row(tag, include, f"{with_article(colour)} {name}")
+        return geneval_row(tag, [(name, COLOURS[rng.choice(len(COLOURS))])])
     left_out = _PEOPLE if tag == "color_attr" else 0
     drawn = rng.choice(len(CLASSES) - left_out, size=2, replace=False) + left_out
     first, second = (CLASSES[index] for index in drawn)
     if tag == "two_object":
-        include = [{"class": name, "count": 1} for name in (first, second)]
-        return geneval_row(tag, include, f"{with_article(first)} and {with_article(second)}")
+        return geneval_row(tag, [(first, ""), (second, "")])
     if tag == "position":
         relation = RELATIONS[rng.choice(len(RELATIONS))]
-        include = [{"class": second, "count": 1}, {"class": first, "count": 1, "position": [relation, 0]}]
-        return geneval_row(tag, include, f"{with_article(first)} {relation} {with_article(second)}")
-    colours = [COLOURS[index] for index in rng.choice(len(COLOURS), size=2, replace=False)]
-    described = list(zip((first, second), colours, strict=True))
-    include = [{"class": name, "count": 1, "color": colour} for name, colour in described]
-    what = " and ".join(f"{with_article(colour)} {name}" for name, colour in described)
-    return geneval_row(tag, include, what)
+        return geneval_row(tag, [(first, ""), (second, "")], relation=relation)
+    colour, other = (COLOURS[index] for index in rng.choice(len(COLOURS), size=2, replace=False))
+    return geneval_row(tag, [(first, colour), (second, other)])
 
 
 def training_rows(count: int, seed: int) -> list[Row]:
@@ -145,16 +137,6 @@ def as_lines(rows: list[Row]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def with_article(words: str) -> str:
-    """Return the words with `a` or `an` before them, by their first letter."""
-    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
-
-
-def plural(name: str) -> str:
-    """Return GenEval's plural, which has one rule: the official file has "benchs" and "knifes"."""
-    return f"{name}es" if name.endswith("s") else f"{name}s"
-
-
 def _drawn_outside(
     test: set[tuple[object, ...]], tag: str, count: int, rng: np.random.Generator
 ) -> list[Row]:
@@ -164,8 +146,3 @@ def _drawn_outside(
         if meaning(row) not in test:
             rows.append(row)
     return rows
-
-
-def _single_object(index: int) -> Row:
-    name = CLASSES[index]
-    return geneval_row("single_object", [{"class": name, "count": 1}], with_article(name))

@@ -35,7 +35,7 @@ _LETTERS = "ABCDEFGHJKLMNPRSTUVWXYZ"
 _HELD_OUT_ONE_IN = 8
 
 
-def draw_text(rng: np.random.Generator) -> str:
+def _draw_text(rng: np.random.Generator) -> str:
     """Draw the text: one, two or three words, words and a number, or a code."""
     first, second = FIRST[rng.integers(len(FIRST))], SECOND[rng.integers(len(SECOND))]
     number = int(rng.integers(2, 100))
@@ -61,7 +61,7 @@ def sign_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
     rng = np.random.default_rng(seed)
     lines: dict[str, None] = {}
     while len(lines) < count:
-        scene, text = SCENES[rng.integers(len(SCENES))], draw_text(rng)
+        scene, text = SCENES[rng.integers(len(SCENES))], _draw_text(rng)
         if is_held_out(text, _HELD_OUT_ONE_IN) == held_out:
             lines[scene.format(text=text)] = None
     return list(lines)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_runtime.embedded_tasks.shapes import geneval_row
 from gpu_runtime.prompt_sets import geneval
 from gpu_runtime.prompt_sets.geneval import (
     TAGS,
@@ -15,9 +16,7 @@ from gpu_runtime.prompt_sets.geneval import (
     draw_row,
     meaning,
     official_rows,
-    plural,
     training_rows,
-    with_article,
 )
 from storage.errors import PromptFileError
 
@@ -48,8 +47,11 @@ def test_another_numpy_that_draws_other_numbers_is_noticed(monkeypatch: pytest.M
 
 
 def test_grammar():
-    assert [with_article(word) for word in ("orange cat", "bus")] == ["an orange cat", "a bus"]
-    assert [plural(name) for name in ("bus", "bench")] == ["buses", "benchs"]
+    rows = [geneval_row("colors", [("cat", "orange")]), geneval_row("single_object", [("bus", "")])]
+    rows += [geneval_row("counting", [(name, "")], count=2) for name in ("bus", "bench")]
+    assert [row["prompt"].removeprefix("a photo of ") for row in rows] == [
+        "an orange cat", "a bus", "two buses", "two benchs"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tag", TAGS)

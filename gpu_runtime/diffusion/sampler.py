@@ -211,8 +211,15 @@ class Sampler:
         """Return the samples of a padded batch's real rows, with their images."""
         decoded = latents.cpu().numpy()
         _refuse_not_finite(decoded, batch, batch[0].step)
+        model = self._model_of(batch[0].request)
         try:
-            images = self._images(batch, latents).cpu().numpy()
+            if batch[0].request.source:
+                assert isinstance(model, EditingModel)
+                conditioning = self.conditioning(state.request for state in self._padded(batch))
+                image_BHWC = model.decode_edits(latents, conditioning)
+            else:
+                image_BHWC = model.decode(latents)
+            images = image_BHWC.cpu().numpy()
         except NonFiniteError as error:
             samples = ", ".join(_named(state.request) for state in batch)
             raise NonFiniteError(f"of {samples}: {error}{_ADVICE}") from error
@@ -220,14 +227,6 @@ class Sampler:
             GeneratedSample(state.request, images[row].copy(), state.trajectory, decoded[row].copy())
             for row, state in enumerate(batch)
         ]
-
-    def _images(self, batch: list[SampleState], latents_BSC: torch.Tensor) -> torch.Tensor:
-        model = self._model_of(batch[0].request)
-        if not batch[0].request.source:
-            return model.decode(latents_BSC)
-        assert isinstance(model, EditingModel)
-        conditioning = self.conditioning(state.request for state in self._padded(batch))
-        return model.decode_edits(latents_BSC, conditioning)
 
     def _padded(self, batch: list[SampleState]) -> list[SampleState]:
         """Return a batch of the fixed shape, padded with copies of its first sample."""
@@ -246,13 +245,15 @@ class Sampler:
         padded = self._padded(states)
         conditioning = self.conditioning(state.request for state in padded)
         latents = self._latents(padded)
-        inside = np.array(
-            [[self._in_window(state, step) for state in padded] for step in range(first.step, stop)]
-        )
-        # All at once and before the loop: each copy to a GPU waits for its computations.
         steps_TB = torch.arange(first.step, stop)[:, None].expand(-1, len(padded))
+        starts_B = torch.tensor([state.window_start for state in padded])
+        # One of an ODE's steps is kept, to check the trainer's weights.
+        size = 1 if sampling.sde == "none" else sampling.window_size
+        inside_TB = ((starts_B <= steps_TB) & (steps_TB < starts_B + size)).numpy()
+        inside_TB &= first.request.kind is not RequestKind.EVALUATE
+        # All at once and before the loop: each copy to a GPU waits for its computations.
         times = StepTimes.at(sigmas, steps_TB).to(device)
-        noise_level_TB = torch.from_numpy(np.where(inside, sampling.noise_level, 0).astype(np.float32))
+        noise_level_TB = torch.from_numpy(np.where(inside_TB, sampling.noise_level, 0).astype(np.float32))
         noise_level_TB = noise_level_TB.to(device)
         taken: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for place, step in enumerate(range(first.step, stop)):
@@ -260,7 +261,7 @@ class Sampler:
             velocity = model.velocity(latents, at.sigma_B, conditioning)
             policy = transition(sampling.sde, latents, velocity, at, noise_level_TB[place])
             after = policy.mean_BSC
-            if inside[place].any():
+            if inside_TB[place].any():
                 if sampling.sde != "none":
                     streams = [stream_of(state.request) for state in padded]
                     # Drawn while a GPU still computes the velocity.
@@ -284,19 +285,12 @@ class Sampler:
                     [
                         (step, before[row], after[row], log_prob_B[row])
                         for step, before, after, log_prob_B in kept
-                        if state.request.keeps_trajectory and inside[step - first.step][row]
+                        if state.request.keeps_trajectory and inside_TB[step - first.step, row]
                     ],
                 ),
             )
             for row, state in enumerate(states)
         ]
-
-    def _in_window(self, state: SampleState, step: int) -> bool:
-        if state.request.kind is RequestKind.EVALUATE:
-            return False
-        # One of an ODE's steps is kept, to check the trainer's weights.
-        size = 1 if self._sampling.sde == "none" else self._sampling.window_size
-        return state.window_start <= step < state.window_start + size
 
 
 _ADVICE = (

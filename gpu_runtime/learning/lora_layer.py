@@ -35,7 +35,15 @@ class LoraLinear(lora.Linear):
             args: further arguments of the base layer; if any, PEFT's implementation is used.
         """
         name = next(iter(self.active_adapters), "")
-        if x.dtype != torch.bfloat16 or args or kwargs or not self._is_plain(name):
+        # One adapter is active, without any of PEFT's extras.
+        is_plain = (
+            len(self.active_adapters) == 1
+            and name in self.lora_A
+            and name not in self.lora_variant
+            and not (self.merged or self.disable_adapters or self.lora_bias[name])
+            and isinstance(self.lora_dropout[name], torch.nn.Identity)
+        )
+        if x.dtype != torch.bfloat16 or args or kwargs or not is_plain:
             return super().forward(x, *args, **kwargs)
         rows = x.reshape(-1, x.shape[-1])
         down, up = self._rounded(name, x.dtype)
@@ -56,13 +64,3 @@ class LoraLinear(lora.Linear):
         if self._kept is None or self._kept[0] != now:
             self._kept = now, tuple(weight.to(dtype) for weight in weights)
         return self._kept[1]
-
-    def _is_plain(self, name: str) -> bool:
-        """Return True if one adapter is active, without any of PEFT's extras."""
-        return (
-            len(self.active_adapters) == 1
-            and name in self.lora_A
-            and name not in self.lora_variant
-            and not (self.merged or self.disable_adapters or self.lora_bias[name])
-            and isinstance(self.lora_dropout[name], torch.nn.Identity)
-        )

@@ -61,7 +61,12 @@ class Policy:
         }
         if not self.trained:
             raise ModelError("no weight of the model is trainable; check adaptation.targets")
-        _refuse_coarse(self.trained)
+        coarse = [name for name, weight in self.trained.items() if weight.dtype != torch.float32]
+        if coarse:  # a bfloat16 0.1 loses an update of 3e-4, since its neighbours are 5e-4 away
+            raise ModelError(
+                f"adaptation.mode=full would train {len(coarse)} weights in {self.trained[coarse[0]].dtype}, "
+                "whose rounding swallows the updates; set model.dtype=float32, or adaptation.mode=lora"
+            )
         if adapter:
             shapes = {name: tuple(weight.shape) for name, weight in self.trained.items()}
             self.load(read_lora(adapter, adaptation, shapes))
@@ -188,13 +193,3 @@ def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, se
     for weight in transformer.parameters():
         if weight.requires_grad:  # only the adapters; they take the model's precision
             weight.data = weight.data.float()
-
-
-def _refuse_coarse(trained: Mapping[str, torch.nn.Parameter]) -> None:
-    """Refuse coarse weights: a bfloat16 0.1 loses an update of 3e-4, since its neighbours are 5e-4 away."""
-    coarse = [name for name, weight in trained.items() if weight.dtype != torch.float32]
-    if coarse:
-        raise ModelError(
-            f"adaptation.mode=full would train {len(coarse)} weights in {trained[coarse[0]].dtype}, whose "
-            "rounding swallows the updates; set model.dtype=float32, or adaptation.mode=lora"
-        )

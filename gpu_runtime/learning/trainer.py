@@ -226,15 +226,28 @@ class Trainer:
         place = f"training step {update + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
         if not update:
             self._deviation = float(np.maximum(self._deviation, terms.deviation))  # NaN if either is
-            self._check_ratio(self._deviation)
+            tolerance = self._config.algorithm.ratio_tolerance
+            if not self._deviation <= tolerance:
+                self.optimizer.zero_grad()
+                raise TrainingError(
+                    f"probability ratio at the first update is off by {self._deviation:.3g}, above "
+                    f"algorithm.ratio_tolerance={tolerance:.3g}: rollout and training do not compute the "
+                    "same policy (other weights, precision or batch shape); fix that, or raise the tolerance"
+                )
             # No weight has changed, so age puts a step outside the clip range.
             of_it = sum(sample.stale for sample in chosen) / len(chosen)
             if self._off_policy is not None and of_it:
                 self._off_policy = replace(self._off_policy, clip_share=terms.clipped / of_it)
-        self._check_loss(terms, place)
+        if not (math.isfinite(terms.loss) and math.isfinite(terms.kl)):
+            self.optimizer.zero_grad()
+            raise TrainingError(
+                f"the loss of {place} is {terms.loss}, its KL {terms.kl}: it changed no weight; lower "
+                f"optimizer.learning_rate={self._config.optimizer.learning_rate}, or resume from the last "
+                "checkpoint"
+            )
         norm = self._apply(place)
-        of_pairs = terms.pair_accuracy, terms.pair_margin
-        self._figures += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl, *of_pairs)
+        loss, kl, clipped, _, *further = terms
+        self._figures += (loss, kl, clipped, norm, *further)
 
     def end(self) -> TrainingReport:
         """Report on the iteration's training steps, and end it.
@@ -307,25 +320,6 @@ class Trainer:
             if moment != "step":
                 restored = sharded_like(restored.to(weight.device), weight)
             self.optimizer.state[weight][moment] = restored
-
-    def _check_ratio(self, deviation: float) -> None:
-        tolerance = self._config.algorithm.ratio_tolerance
-        if not deviation <= tolerance:
-            self.optimizer.zero_grad()
-            raise TrainingError(
-                f"probability ratio at the first update is off by {deviation:.3g}, above "
-                f"algorithm.ratio_tolerance={tolerance:.3g}: rollout and training do not compute the same "
-                "policy (other weights, precision or batch shape); fix that, or raise the tolerance"
-            )
-
-    def _check_loss(self, terms: BatchTerms, place: str) -> None:
-        if not (math.isfinite(terms.loss) and math.isfinite(terms.kl)):
-            self.optimizer.zero_grad()
-            raise TrainingError(
-                f"the loss of {place} is {terms.loss}, its KL {terms.kl}: it changed no weight; lower "
-                f"optimizer.learning_rate={self._config.optimizer.learning_rate}, or resume from the last "
-                "checkpoint"
-            )
 
     def _samples(self) -> list[list[TrainingSample]]:
         """Return the samples of each update; fewer groups than updates make fewer updates."""

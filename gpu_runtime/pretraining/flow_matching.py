@@ -167,7 +167,12 @@ class Pretraining:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.training_steps_done += 1
-        self._update_average()
+        # The ramp lets the average quickly forget the untrained weights.
+        done = self.training_steps_done
+        decay = min(self.recipe.average_decay, (1 + done) / (10 + done))
+        with torch.no_grad():
+            for name, value in self._model.transformer.state_dict().items():
+                self._average[name].lerp_(value, 1 - decay)
         return loss.item()
 
     def averaged_model(self, training: dict[str, object] | None = None) -> EmbeddedModel:
@@ -196,7 +201,12 @@ class Pretraining:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             transformer = _build_transformer(recipe, codec.channels)
-        _zero_modulations(transformer)
+        # adaLN-zero (Peebles and Xie, 2023): every block starts as the identity, the output as zero.
+        # diffusers leaves this to the checkpoint; without it a minute of training is not enough.
+        with torch.no_grad():
+            for name, parameter in transformer.named_parameters():
+                if any(part in name for part in ("img_mod", "txt_mod", "norm_out", "proj_out")):
+                    parameter.zero_()
         return EmbeddedModel(settings, codec, transformer)
 
     def _loss(self) -> torch.Tensor:
@@ -217,14 +227,6 @@ class Pretraining:
             conditioning = without_prompts(conditioning, dropped_B)
         velocity_BSC = self._model.velocity(mixed_BSC, sigma_B, conditioning)
         return (velocity_BSC - (noise_BSC - clean_BSC)).square().mean()
-
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        # The ramp lets the average quickly forget the untrained weights.
-        done = self.training_steps_done
-        decay = min(self.recipe.average_decay, (1 + done) / (10 + done))
-        for name, value in self._model.transformer.state_dict().items():
-            self._average[name].lerp_(value, 1 - decay)
 
 
 def pretrain(
@@ -255,7 +257,11 @@ def pretrain(
             )
         recipe = RECIPES[name]
     task = find_task(recipe.task or name)
-    _refuse_early_end(recipe)
+    if not 0 <= recipe.sparse_training_steps < recipe.training_steps:
+        raise ConfigurationError(
+            f"sparse_training_steps is {recipe.sparse_training_steps}; it must lie between 0 (none) "
+            f"and training_steps - 1 = {recipe.training_steps - 1}"
+        )
     started = time.process_time()
     run = Pretraining(task, recipe, seed)
     main_folder, sparse_folder = Path(out_dir) / name, None
@@ -284,14 +290,6 @@ def pretrain(
     )
 
 
-def _refuse_early_end(recipe: Recipe) -> None:
-    if not 0 <= recipe.sparse_training_steps < recipe.training_steps:
-        raise ConfigurationError(
-            f"sparse_training_steps is {recipe.sparse_training_steps}; it must lie between 0 (none) "
-            f"and training_steps - 1 = {recipe.training_steps - 1}"
-        )
-
-
 def _build_transformer(recipe: Recipe, channels: int) -> QwenImageTransformer2DModel:
     return QwenImageTransformer2DModel(
         patch_size=1,
@@ -303,17 +301,6 @@ def _build_transformer(recipe: Recipe, channels: int) -> QwenImageTransformer2DM
         joint_attention_dim=recipe.text_width,
         axes_dims_rope=recipe.rope_axes,
     )
-
-
-@torch.no_grad()
-def _zero_modulations(transformer: QwenImageTransformer2DModel) -> None:
-    """Apply adaLN-zero (Peebles and Xie, 2023): every block starts as the identity, the output as zero.
-
-    diffusers leaves this to the checkpoint; without it a minute of training is not enough.
-    """
-    for name, parameter in transformer.named_parameters():
-        if any(part in name for part in ("img_mod", "txt_mod", "norm_out", "proj_out")):
-            parameter.zero_()
 
 
 def _optimizers(transformer: torch.nn.Module, recipe: Recipe) -> list[tuple[torch.optim.Optimizer, float]]:

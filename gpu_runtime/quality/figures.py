@@ -134,9 +134,11 @@ def ssim(first_HW: np.ndarray, second_HW: np.ndarray) -> float:
         first_HW, second_HW: brightness of the images, of one shape, each side at least 7.
     """
     first, second = first_HW.astype(np.float64), second_HW.astype(np.float64)
-    mean, other_mean, squares, products = _window_means(
-        np.stack([first, second, first**2 + second**2, first * second])
-    )
+    # The means of every window, by running sums.
+    values_KHW = np.stack([first, second, first**2 + second**2, first * second])
+    sums = np.pad(values_KHW.cumsum(axis=1).cumsum(axis=2), ((0, 0), (1, 0), (1, 0)))
+    rows = sums[:, _WINDOW:] - sums[:, :-_WINDOW]
+    mean, other_mean, squares, products = (rows[:, :, _WINDOW:] - rows[:, :, :-_WINDOW]) / _WINDOW**2
     of_means, product = mean**2 + other_mean**2, mean * other_mean
     similar = (2 * product + _SSIM_C1) * (2 * (products - product) + _SSIM_C2)
     return float((similar / ((of_means + _SSIM_C1) * (squares - of_means + _SSIM_C2))).mean())
@@ -156,15 +158,6 @@ def gradient_distance(first_HW: np.ndarray, second_HW: np.ndarray) -> float:
         blocks = difference[:height, :width].reshape(height // 2, 2, width // 2, 2)
         difference = blocks.mean(axis=(1, 3))
     return float(total) / _SCALES
-
-
-def _window_means(values_KHW: np.ndarray) -> np.ndarray:
-    """Return the mean of every window of K images, by running sums: (K, H - 6, W - 6)."""
-    count, height, width = values_KHW.shape
-    sums = np.zeros((count, height + 1, width + 1))
-    np.cumsum(values_KHW.cumsum(axis=1), axis=2, out=sums[:, 1:, 1:])
-    rows = sums[:, _WINDOW:] - sums[:, :-_WINDOW]
-    return (rows[:, :, _WINDOW:] - rows[:, :, :-_WINDOW]) / _WINDOW**2
 
 
 def diversity_figures(latents: Sequence[np.ndarray], prompt_ids: Sequence[int]) -> list[dict[str, float]]:

@@ -128,7 +128,7 @@ class DraftPhase:
         if not self.planner.can_plan:
             return []
         drafts = self.planner.next_round()
-        return self._items([self._task(self.planner.round_of(draft), draft) for draft in drafts])
+        return self._items([self._task(self.planner.round_of[draft], draft) for draft in drafts])
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """Return True if the batch can end in the window, which opens with the first query."""

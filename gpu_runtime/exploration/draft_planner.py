@@ -22,6 +22,7 @@ moves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,6 +141,9 @@ class DraftPlanner:
         prompts: prompts that may be explored, in a fixed order.
         arms: at least one fidelity.
         key: numbers that seed this plan's random outcomes, such as run seed and iteration.
+
+    Attributes:
+        round_of: the round that asked for each draft.
     """
 
     def __init__(
@@ -153,6 +157,8 @@ class DraftPlanner:
         self.prompts = tuple(prompts)
         self.settings = settings
         self.spent = 0.0
+        self.round_of: dict[Draft, int] = {}
+        self._round_size = max(1.0, settings.budget / settings.rounds)
         self._arms = {arm.fidelity: arm for arm in arms}
         # The gain of one more good score is the prompt's; a fidelity scales it alike for all prompts.
         self._arm = max(arms, key=lambda arm: arm.reliability / arm.cost)
@@ -165,7 +171,6 @@ class DraftPlanner:
         self._issued = np.zeros(len(self._order), dtype=int)
         self._known: list[list[tuple[int, float]]] = [[] for _ in self._order]
         self._absorbed = 0
-        self._round_of: dict[Draft, int] = {}
         self._finished = False
 
     @property
@@ -186,7 +191,7 @@ class DraftPlanner:
         else:
             drafts = self._by_gain(self._affordable(self._round_size))
         if drafts:
-            self._round_of |= dict.fromkeys(drafts, len(self._rounds))
+            self.round_of |= dict.fromkeys(drafts, len(self._rounds))
             self._rounds.append(_Round(drafts))
         else:
             self._finished = True
@@ -194,15 +199,11 @@ class DraftPlanner:
 
     def observe(self, draft: Draft, score: float | None) -> None:
         """Record a draft's score, or None without a judgement. A second score is ignored."""
-        self._rounds[self._round_of[draft]].results.setdefault(draft, score)
+        self._rounds[self.round_of[draft]].results.setdefault(draft, score)
 
     def expected(self, fidelity: str, score: float) -> float:
         """Return the expected full score of a draft with this score."""
         return self._arms[fidelity].expected(score)
-
-    def round_of(self, draft: Draft) -> int:
-        """Return the round that asked for a draft."""
-        return self._round_of[draft]
 
     def choose(self) -> Choice:
         """Return the seeds to roll out, from all judged drafts.
@@ -235,17 +236,9 @@ class DraftPlanner:
         kept = {prompt: seeds[prompt] for prompt in self.prompts if prompt in best}
         return Choice(kept, spread, random)
 
-    @property
-    def _room(self) -> float:
-        return self.settings.budget - self.spent
-
-    @property
-    def _round_size(self) -> float:
-        return max(1.0, self.settings.budget / self.settings.rounds)
-
-    def _affordable(self, budget: float) -> int:
-        """Return how many drafts this part of the budget pays for."""
-        return int((min(self._room, budget) + _ROUNDING) / self._arm.cost)
+    def _affordable(self, part: float = math.inf) -> int:
+        """Return how many drafts the rest of the budget pays for, or a part of it."""
+        return int((min(self.settings.budget - self.spent, part) + _ROUNDING) / self._arm.cost)
 
     def _first_look(self) -> list[Draft]:
         """Return first drafts of as many prompts as their share of the budget allows, in two rounds.
@@ -260,7 +253,7 @@ class DraftPlanner:
             each = (each + 1) // 2
         each = min(each, self.settings.candidates)
         wanted = np.where(np.arange(prompts) < reached, np.maximum(each - self._issued, 0), 0)
-        return self._issue(_share(wanted, self._affordable(self._room)))
+        return self._issue(_share(wanted, self._affordable()))
 
     def _judged(self, rounds: int) -> list[list[tuple[int, float]]]:
         """Return (seed, expected full score) of each prompt's judged drafts in the first `rounds` rounds."""
@@ -280,7 +273,7 @@ class DraftPlanner:
         segments = curves.segments(self._issued, self._bars(curves.now()))
         worth = segments.rate >= _MINIMUM_GAIN * variance
         length = np.where(worth, segments.drafts, 0)
-        left = self._affordable(self._room) - (np.cumsum(length) - length)
+        left = self._affordable() - (np.cumsum(length) - length)
         taken = np.clip(left, 0, length)
         planned = np.bincount(segments.prompt, taken, len(self._order)).astype(int)
         return self._issue(_share(planned, count))

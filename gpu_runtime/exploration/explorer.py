@@ -11,14 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpu_runtime.exploration.draft_planner import (
-    Arm,
-    Choice,
-    Draft,
-    DraftPlanner,
-    PlannerSettings,
-    ScoreHistory,
-)
+from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.fidelity import FULL, MeasuredFidelities, costs_of
 from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
 from gpu_runtime.exploration.plan import (
@@ -58,9 +51,8 @@ class SeedExplorer:
         self._config = config
         self._settings = config.exploration
         self._prompt_ids = list(prompt_ids)
-        self._cost = costs_of(self._settings.fidelities, config.sampling)
         self._history = ScoreHistory()
-        self._fidelities = MeasuredFidelities(name for name in self._cost if name != FULL)
+        self._fidelities = MeasuredFidelities(costs_of(self._settings.fidelities, config.sampling))
         self.forecast = WindowForecast()
         self._monitor = RankMonitor(self._settings)
 
@@ -103,7 +95,7 @@ class SeedExplorer:
                 budget,
                 rounds=rounds,
             ),
-            self._arms(),
+            self._fidelities.arms(),
             self._history.past(prompts, iteration),
             (self._config.seed, iteration),
         )
@@ -129,7 +121,14 @@ class SeedExplorer:
             for prompt in choice.seeds
             if prompt in choice.random
         }
-        figures = _figures(choice, made) | draft_spreads(compared.values())
+        reached = {prompt for prompt, scores in judged.items() if scores}
+        figures = {
+            "drafts": float(len(made)),
+            "draft_errors": float(sum(draft.error is not None for draft in made)),
+            "prompts_explored": float(len(reached)),
+            "prompts_unexplored": float(sum(prompt not in reached for prompt in choice.seeds)),
+        }
+        figures |= draft_spreads(compared.values())
         return SeedPlan(iteration, choice.seeds, made, compared, figures)
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
@@ -207,20 +206,3 @@ class SeedExplorer:
         self.forecast.restore(state["forecast"])
         self._monitor.restore(state["ranks"])
         self.strategy.restore(state["strategy"])
-
-    def _arms(self) -> list[Arm]:
-        """Return the measured previews, and full drafts if configured or if no preview is measured."""
-        full = self._fidelities.full_draft()
-        previews = [self._fidelities.preview(name, cost) for name, cost in self._cost.items() if name != FULL]
-        known = [arm for arm in previews if arm is not None]
-        return [full, *known] if FULL in self._cost else known or [full]
-
-
-def _figures(choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
-    reached = {draft.prompt_id for draft in made if draft.error is None}
-    return {
-        "drafts": float(len(made)),
-        "draft_errors": float(sum(draft.error is not None for draft in made)),
-        "prompts_explored": float(len(reached)),
-        "prompts_unexplored": float(sum(prompt not in reached for prompt in choice.seeds)),
-    }

@@ -45,18 +45,27 @@ def costs_of(names: Iterable[str], sampling: SamplingConfig) -> dict[str, float]
     Raises:
         ValueError: if a fidelity is unknown or incompatible with the sampling settings.
     """
-    kinds = dict.fromkeys(names)
-    for name in kinds:
-        _check(name, sampling)
-        if preview_step(name) and f"steps-{preview_step(name)}" in kinds:
+    costs = dict.fromkeys(names, 1.0)
+    most = sampling.rollout_steps - 1
+    for name in costs:
+        preview, own = preview_step(name), own_schedule(name)
+        if name != FULL and not 1 <= (preview or own) <= most:
             raise ValueError(
-                f"fidelities {name} and steps-{preview_step(name)} take equally many denoising steps, so one "
+                f"fidelity {name!r} is unknown; use `full`, `preview-K` or `steps-K`, with K from 1 to "
+                f"sampling.rollout_steps - 1 = {most}"
+            )
+        if own and sampling.sde != "none":
+            raise ValueError(
+                f"fidelity {name} needs sampling.sde=none, not {sampling.sde}: only then does a seed fix "
+                "just the initial noise, which fewer steps can share; use preview-K, or set sampling.sde=none"
+            )
+        if preview and f"steps-{preview}" in costs:
+            raise ValueError(
+                f"fidelities {name} and steps-{preview} take equally many denoising steps, so one "
                 "batch could mix them: choose another K for one of them"
             )
-    evaluations = {
-        name: own_schedule(name) or (preview_step(name) or sampling.rollout_steps - 1) + 1 for name in kinds
-    }
-    return {name: count / sampling.rollout_steps for name, count in evaluations.items()}
+        costs[name] = (own or (preview or most) + 1) / sampling.rollout_steps
+    return costs
 
 
 def denoising_steps(name: str, rollout_steps: int) -> int:
@@ -77,22 +86,6 @@ def own_schedule(name: str) -> int:
 def _number(name: str, kind: str) -> int:
     prefix, _, number = name.partition("-")
     return int(number) if prefix == kind and number.isdecimal() else 0
-
-
-def _check(name: str, sampling: SamplingConfig) -> None:
-    if name == FULL:
-        return
-    most = sampling.rollout_steps - 1
-    if not 1 <= (preview_step(name) or own_schedule(name)) <= most:
-        raise ValueError(
-            f"fidelity {name!r} is unknown; use `full`, `preview-K` or `steps-K`, with K from 1 to "
-            f"sampling.rollout_steps - 1 = {most}"
-        )
-    if own_schedule(name) and sampling.sde != "none":
-        raise ValueError(
-            f"fidelity {name} needs sampling.sde=none, not {sampling.sde}: only then does a seed fix just "
-            "the initial noise, which fewer steps can share; use preview-K, or set sampling.sde=none"
-        )
 
 
 class DraftReliability:
@@ -153,10 +146,14 @@ class MeasuredFidelities:
     A draft in use is stale: older weights drew it, and a fresh full score shows what its score should
     have been. Previews, in use or not, are also drawn fresh, with the weights of that full score. So a
     preview can prove itself before it is used, and staleness is known even without full drafts.
+
+    Args:
+        costs: cost of a draft of each configured fidelity, in full drafts (`costs_of`).
     """
 
-    def __init__(self, previews: Iterable[str]) -> None:
-        self._fresh = {name: DraftReliability() for name in previews}
+    def __init__(self, costs: Mapping[str, float]) -> None:
+        self._costs = costs
+        self._fresh = {name: DraftReliability() for name in costs if name != FULL}
         self._stale = {name: DraftReliability() for name in (FULL, *self._fresh)}
 
     def note(self, fidelity: str, prompt: int, draft: float, full: float, fresh: bool = False) -> None:
@@ -172,18 +169,17 @@ class MeasuredFidelities:
         for known in (*self._stale.values(), *self._fresh.values()):
             known.end_iteration()
 
-    def full_draft(self) -> Arm:
-        """Return the arm of full drafts, whose reliability only staleness lowers."""
-        return Arm(FULL, 1.0, self._staleness())
-
-    def preview(self, name: str, cost: float) -> Arm | None:
-        """Return the arm of a preview at this cost in full drafts; None before it is measured."""
-        stale, fresh = self._stale[name].reliability(), self._fresh[name].reliability()
-        if stale is not None:
-            return Arm(name, cost, stale, self._stale[name].expected)
-        if fresh is not None:
-            return Arm(name, cost, fresh * self._staleness(), self._fresh[name].expected)
-        return None
+    def arms(self) -> list[Arm]:
+        """Return the measured previews, and full drafts if configured or if no preview is measured."""
+        staleness = self._staleness()
+        full, previews = Arm(FULL, 1.0, staleness), []
+        for name, in_fresh in self._fresh.items():
+            stale, fresh = self._stale[name].reliability(), in_fresh.reliability()
+            if stale is not None:
+                previews.append(Arm(name, self._costs[name], stale, self._stale[name].expected))
+            elif fresh is not None:
+                previews.append(Arm(name, self._costs[name], fresh * staleness, in_fresh.expected))
+        return [full, *previews] if FULL in self._costs else previews or [full]
 
     def _staleness(self) -> float:
         """Return the squared correlation of stale and fresh full drafts; 1 until measured."""

@@ -181,7 +181,12 @@ class MeasuredIterations:
                 [one.drafters for one in self._iterations[-_REMEMBERED:] if one.drafters] or [0]
             ),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
-            beside_s=statistics.median(map(_beside_alone_s, beside or spot_beside)),
+            # Reserved devices alone would have trained for longer, at most during all of the rollout.
+            beside_s=statistics.median(
+                min(one.times.beside_s * one.alone_ratio, one.times.rollout_s + one.times.judging_s)
+                / one.rolled
+                for one in beside or spot_beside
+            ),
             spot_beside_s=statistics.median(
                 [one.times.beside_s / one.rolled for one in spot_beside] or [0.0]
             ),
@@ -222,12 +227,6 @@ def _last(iterations: Iterable[_Iteration], fact: str) -> list[_Iteration]:
     """Return the last informative iterations, without the first if there are others."""
     found = [one for one in iterations if _TELLING[fact](one)][-_REMEMBERED:]
     return [one for one in found if one.number > 1] or found
-
-
-def _beside_alone_s(one: _Iteration) -> float:
-    """Return how long reserved devices alone would have trained during the rollout, at most all of it."""
-    generating_s = one.times.rollout_s + one.times.judging_s
-    return min(one.times.beside_s * one.alone_ratio, generating_s) / one.rolled
 
 
 def _train_s(one: _Iteration) -> float:

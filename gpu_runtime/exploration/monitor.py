@@ -114,22 +114,22 @@ class RankMonitor:
         compared, product, stale, fresh = (sum(column) for column in zip(*self._ranks, strict=True))
         if stale == 0 and fresh == 0:
             return Review(agreement, True, ())
-        spearman = product / (stale * fresh) ** 0.5 if stale * fresh > 0 else 0.0
-        where = f"iteration {iteration}: "
-        if spearman < least and compared >= _ENOUGH_PAIRS:
+        spearman = _correlation((product, stale, fresh)) or 0.0
+        trusted = spearman >= least or compared < _ENOUGH_PAIRS
+        if not trusted:
             message = (
-                f"{where}stale and fresh ranks of {compared} drafts correlate by {spearman:.2f} (Spearman), "
+                f"stale and fresh ranks of {compared} drafts correlate by {spearman:.2f} (Spearman), "
                 f"below exploration.min_spearman={least:g}; the next seeds will be redrafted. A lower "
                 "learning rate keeps ranks longer"
             )
-            return Review(agreement, False, (("staleness", message),))
-        if not moved and agreement.pairs >= _ENOUGH_PAIRS:
+        elif not moved and agreement.pairs >= _ENOUGH_PAIRS:
             message = (
-                f"{where}all {agreement.pairs} stale and fresh scores are equal; training may not be "
+                f"all {agreement.pairs} stale and fresh scores are equal; training may not be "
                 "changing the weights (check the gradient norm and the learning rate)"
             )
-            return Review(agreement, True, (("staleness", message),))
-        return Review(agreement, True, ())
+        else:
+            return Review(agreement, True, ())
+        return Review(agreement, trusted, (("staleness", f"iteration {iteration}: {message}"),))
 
     def state(self) -> list[RankSums]:
         """Return JSON values, for a checkpoint."""
@@ -147,19 +147,20 @@ def compare(pairs: Pairs, group_size: int) -> Agreement:
         pairs: each prompt's stale and fresh scores, equally many, in the order of their seeds.
     """
     arrays = [(np.asarray(stale, float), np.asarray(fresh, float)) for stale, fresh in pairs.values()]
-    ranks = [(_ranks(stale), _ranks(fresh)) for stale, fresh in arrays]
-    signs = [(_signs(stale), _signs(fresh)) for stale, fresh in arrays]
-    overlaps = [
-        len(_kept(stale, group_size) & _kept(fresh, group_size)) / group_size
-        for stale, fresh in arrays
-        if len(stale) > group_size
+    rank_sums = _sums([(_ranks(stale), _ranks(fresh)) for stale, fresh in arrays])
+    sign_sums = _sums([(_signs(stale), _signs(fresh)) for stale, fresh in arrays])
+    kept = [
+        [set(max_variance_subset(scores, group_size).indices) for scores in both]
+        for both in arrays
+        if len(both[0]) > group_size
     ]
+    overlaps = [len(stale & fresh) / group_size for stale, fresh in kept]
     return Agreement(
         pairs=sum(len(stale) for stale, _ in arrays),
-        spearman=_correlation(ranks),
-        kendall=_correlation(signs),
+        spearman=_correlation(rank_sums),
+        kendall=_correlation(sign_sums),
         kept_overlap=float(np.mean(overlaps)) if overlaps else None,
-        rank_sums=_sums(ranks),
+        rank_sums=rank_sums,
     )
 
 
@@ -177,9 +178,9 @@ def _signs(values: np.ndarray) -> np.ndarray:
     return np.sign(values[first] - values[second])
 
 
-def _correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
+def _correlation(sums: tuple[float, float, float]) -> float | None:
     """Return the sum of products over the root of the product of both sums of squares."""
-    product, first, second = _sums(pairs)
+    product, first, second = sums
     return product / (first * second) ** 0.5 if first * second > 0 else None
 
 
@@ -189,7 +190,3 @@ def _sums(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float,
         sum(float(a @ a) for a, _ in pairs),
         sum(float(b @ b) for _, b in pairs),
     )
-
-
-def _kept(values: np.ndarray, group_size: int) -> set[int]:
-    return set(max_variance_subset(values, group_size).indices)

@@ -54,26 +54,18 @@ def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Sele
     # The suffix also takes the first of equal scores.
     high = np.argsort(-values, kind="stable")
     # Shifting the origin keeps the sums' rounding small; the variance does not change.
-    variances = _split_variances(np.sort(values - values.mean()), size)
+    sorted_N = np.sort(values - values.mean())
+    sums = np.zeros((2, len(sorted_N) + 1))
+    np.cumsum([sorted_N, sorted_N**2], axis=1, out=sums[:, 1:])
+    # Every split: the k lowest and the G - k highest scores.
+    lowest = np.arange(size + 1)
+    mean, mean_square = (sums[:, lowest] + sums[:, -1:] - sums[:, len(sorted_N) - size + lowest]) / size
+    variances = mean_square - mean**2
     prefix = int(np.flatnonzero(variances >= variances.max() - _TIE)[0])
     chosen = [int(index) for index in high[: size - prefix]]
     taken = set(chosen)
     chosen += [int(index) for index in low if index not in taken][:prefix]
     return Selection(tuple(sorted(chosen)), float(max(variances[prefix], 0.0)))
-
-
-def _split_variances(sorted_N: np.ndarray, size: int) -> np.ndarray:
-    """Return the variance of every prefix-and-suffix subset of ascending scores.
-
-    Returns:
-        (G + 1,): entry k is for the k lowest and the G - k highest scores.
-    """
-    sums = np.zeros((2, len(sorted_N) + 1))
-    np.cumsum([sorted_N, sorted_N**2], axis=1, out=sums[:, 1:])
-    prefix = np.arange(size + 1)
-    total = sums[:, prefix] + sums[:, -1:] - sums[:, len(sorted_N) - size + prefix]
-    mean, mean_square = total / size
-    return mean_square - mean**2
 
 
 def _checked(scores: Sequence[float] | np.ndarray, size: int) -> np.ndarray:

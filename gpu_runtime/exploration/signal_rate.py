@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 UNTRIED = 1.1
 """Ratio to the current strategy's signal per second at which to prefer an unmeasured strategy."""
@@ -141,10 +141,6 @@ class Prediction:
         """Signal per second; 0 without a signal."""
         return self.signal / self.iteration_s if self.signal else 0.0
 
-    def with_gradients(self, share: float) -> Prediction:
-        """Return the prediction if only this share of the samples' steps has a gradient."""
-        return replace(self, signal=self.signal * share)
-
 
 def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
     """Return the prediction without exploration: rollout, scoring and training in sequence.
@@ -183,7 +179,8 @@ def predict_drafting(
         holds: share of their gain that survives a new rollout; None if the run trains on drafts.
     """
 
-    def made(drafts: float) -> _WithDrafts:
+    def made(drafts: float) -> tuple[Prediction, float]:
+        """Return the prediction, and how many drafts the window that they cause could make and judge."""
         contrast, each, rolled = chosen(drafts), 1.0, float(work.samples)
         if holds is None:
             rolled = max(0.0, rolled - drafts * work.saving)
@@ -191,43 +188,20 @@ def predict_drafting(
             contrast, each = contrast.rolled_out_again(random, holds), 1 + work.rescored
         waiting_s = times.judging_s * rolled
         left_s = times.training_left_s(work.trained(contrast), rolled)
+        window_s = waiting_s + left_s
         made_s, judged_s = each * times.draft_s / times.drafters, each * times.judging_s
-        return _WithDrafts(
-            contrast,
-            rolled,
-            waiting_s + left_s,
-            max(drafts * made_s, waiting_s + drafts * judged_s),
-            min(_over(waiting_s + left_s, made_s), _over(left_s, judged_s)),
-        )
+        limits = (window_s, made_s), (left_s, judged_s)
+        fitting = min((whole_s / each_s for whole_s, each_s in limits if each_s), default=math.inf)
+        beside_s = window_s
+        if not work.ends_with_training:  # it waits until the last draft is judged
+            beside_s = max(window_s, drafts * made_s, waiting_s + drafts * judged_s)
+        iteration_s = times.rest_s + times.overhead_s + times.rollout_s * rolled + beside_s
+        return Prediction(contrast, drafts, contrast.signal(work.samples), iteration_s), fitting
 
     drafts = work.most_drafts
     if work.ends_with_training:
-        drafts = _number_that_fits(lambda number: made(number).fitting, drafts)
-    found = made(drafts)
-    beside_s = found.window_s if work.ends_with_training else max(found.window_s, found.drafting_s)
-    whole_s = times.rest_s + times.overhead_s + times.rollout_s * found.rolled + beside_s
-    return Prediction(found.contrast, drafts, found.contrast.signal(work.samples), whole_s)
-
-
-@dataclass(frozen=True)
-class _WithDrafts:
-    """An iteration with some number of drafts.
-
-    Attributes:
-        window_s: wait for the last scores, and training.
-        drafting_s: seconds from the window's opening until the last draft is judged.
-        fitting: drafts that this window could make and judge.
-    """
-
-    contrast: Contrast
-    rolled: float
-    window_s: float
-    drafting_s: float
-    fitting: float
-
-
-def _over(whole_s: float, each_s: float) -> float:
-    return whole_s / each_s if each_s else math.inf
+        drafts = _number_that_fits(lambda number: made(number)[1], drafts)
+    return made(drafts)[0]
 
 
 def _number_that_fits(fitting: Callable[[float], float], most: float) -> float:

@@ -64,10 +64,10 @@ class ExpectedContrast:
         drawn_RN = drawn_RN[np.random.Generator(np.random.Philox(list(key))).permutation(_PROMPTS)[:whole]]
         self.random = _contrast(drawn_RN[:, :group_size].var(axis=1))
         totals = totals_ahead(group_size, most)
-        found = [
-            _contrast(_best(best_spread(drawn_RN[:, :total], group_size), prompts, explored))
-            for total in totals
-        ]
+        found: list[Contrast] = []
+        for total in totals:
+            spread = best_spread(drawn_RN[:, :total], group_size).reshape(-1, explored)
+            found.append(_contrast(np.sort(spread, axis=1)[:, explored - prompts :].ravel()))
         # With less than a group per prompt there is nothing to choose.
         self._drafts = np.array([0, *totals[:1] - 1, *totals], dtype=float)
         self._live = np.array([self.random.live] * 2 + [each.live for each in found])
@@ -78,12 +78,6 @@ class ExpectedContrast:
         each = drafts / self._explored
         live, deviation = (np.interp(each, self._drafts, values) for values in (self._live, self._deviation))
         return Contrast(float(live), float(deviation))
-
-
-def _best(spread_R: np.ndarray, prompts: int, explored: int) -> np.ndarray:
-    """Return the variances of the best `prompts` groups in every `explored`."""
-    ranked = np.sort(spread_R.reshape(-1, explored), axis=1)
-    return ranked[:, explored - prompts :].ravel()
 
 
 def _contrast(variance: np.ndarray) -> Contrast:

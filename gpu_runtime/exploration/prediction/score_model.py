@@ -75,6 +75,9 @@ _EDGE = 10.0
 _CELLS = 32
 """Entries of g's table per latent unit."""
 
+_LATENTS = np.arange(-int(_EDGE * _CELLS), int(_EDGE * _CELLS) + 1) / _CELLS
+"""Latent numbers of g's table."""
+
 _QUANTUM = 2.0**-20
 """Unit of log-likelihoods: sums of its multiples are exact in any order of addition."""
 
@@ -121,7 +124,7 @@ class ScoreModel:
     ) -> None:
         weights_P = np.round(np.array([weight for _, weight in own]) / _WEIGHT_QUANTUM) * _WEIGHT_QUANTUM
         past = [np.asarray(scores, dtype=float) for scores, _ in own]
-        seen = _together(judged, past, weights_P, others)
+        seen = _Scores(judged, past, weights_P, others)
         self.variance = seen.variance
         graded = len(seen.values) > 2
         scale = _ranked(seen.values, seen.counts, seen.bins)
@@ -172,7 +175,7 @@ class _Scale:
     """The map from latent numbers to scores.
 
     Attributes:
-        table: values of g at `_latents`.
+        table: values of g at `_LATENTS`.
         edges: latent numbers between the bins, (B - 1,).
         logs_BK: logarithm of each bin's probability at each grid point.
     """
@@ -183,12 +186,14 @@ class _Scale:
 
     def latents(self, scores: np.ndarray) -> np.ndarray:
         """Return the latent numbers of scores; scores beyond the table get its ends."""
-        return np.interp(scores, self.table, _latents())
+        return np.interp(scores, self.table, _LATENTS)
 
 
-@dataclass(frozen=True)
 class _Scores:
     """The scores of P prompts, followed by those of other prompts.
+
+    Args:
+        past, weights_P: past scores of each prompt, and their weights; others as for `ScoreModel`.
 
     Attributes:
         values, counts: ascending distinct scores, and how often each occurs.
@@ -199,50 +204,32 @@ class _Scores:
         mean, variance: mean and variance of all scores.
     """
 
-    values: np.ndarray
-    counts: np.ndarray
-    weight_of_values: np.ndarray
-    bins: np.ndarray
-    weight_PB: np.ndarray
-    drafts_PB: np.ndarray
-    mean: float
-    variance: float
-
-
-def _together(
-    judged: Sequence[np.ndarray],
-    past: Sequence[np.ndarray],
-    weights_P: np.ndarray,
-    others: Sequence[Sequence[float]],
-) -> _Scores:
-    """Combine all scores; arguments as in `ScoreModel`, with past scores and weights separate."""
-    prompts, further = len(judged), len(others)
-    groups = [*judged, *past, *others]
-    sizes = [len(group) for group in groups]
-    scores = np.concatenate([*groups, np.zeros(0)]).astype(float)
-    values, places, counts = _distinct(scores)
-    bins = _bins(np.cumsum(counts) / counts.sum(), counts)
-    shape = prompts + further, int(bins[-1]) + 1
-    rows = np.repeat([*range(prompts), *range(prompts), *range(prompts, prompts + further)], sizes)
-    cells = rows.astype(np.intp) * shape[1] + bins[places]
-
-    def of_cells(weights: Sequence[np.ndarray]) -> np.ndarray:
-        return np.bincount(cells, np.repeat(np.concatenate(weights), sizes), shape[0] * shape[1]).reshape(
-            shape
+    def __init__(
+        self,
+        judged: Sequence[np.ndarray],
+        past: Sequence[np.ndarray],
+        weights_P: np.ndarray,
+        others: Sequence[Sequence[float]],
+    ) -> None:
+        prompts, further = len(judged), len(others)
+        groups = [*judged, *past, *others]
+        sizes = [len(group) for group in groups]
+        scores = np.concatenate([*groups, np.zeros(0)]).astype(float)
+        self.values, places, self.counts = _distinct(scores)
+        self.bins = _bins(self.counts)
+        shape = prompts + further, int(self.bins[-1]) + 1
+        rows = np.repeat([*range(prompts), *range(prompts), *range(prompts, prompts + further)], sizes)
+        cells = rows.astype(np.intp) * shape[1] + self.bins[places]
+        weights, drafts = (
+            np.repeat(np.concatenate([np.ones(prompts), of_past, np.ones(further)]), sizes)
+            for of_past in (weights_P, np.zeros(prompts))
         )
-
-    weights = [np.ones(prompts), weights_P, np.ones(further)]
-    mean = np.average(values, weights=counts)
-    return _Scores(
-        values,
-        counts,
-        np.bincount(places, np.repeat(np.concatenate(weights), sizes), len(values)),
-        bins,
-        of_cells(weights),
-        of_cells([np.ones(prompts), np.zeros(prompts), np.ones(further)]),
-        float(mean),
-        float(np.average((values - mean) ** 2, weights=counts)),
-    )
+        self.weight_of_values = np.bincount(places, weights, len(self.values))
+        self.weight_PB, self.drafts_PB = (
+            np.bincount(cells, each, shape[0] * shape[1]).reshape(shape) for each in (weights, drafts)
+        )
+        self.mean = float(np.average(self.values, weights=self.counts))
+        self.variance = float(np.average((self.values - self.mean) ** 2, weights=self.counts))
 
 
 def _urn_width(seen: _Scores, scale: _Scale, posterior_PK: np.ndarray) -> float | None:
@@ -288,14 +275,18 @@ def _atoms(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return (counts != 1) if few else counts > _RARE_TIES * often
 
 
-def _latents() -> np.ndarray:
-    """Return the latent numbers of g's table, from -_EDGE to _EDGE."""
-    return np.arange(-int(_EDGE * _CELLS), int(_EDGE * _CELLS) + 1) / _CELLS
+def _bins(counts: np.ndarray) -> np.ndarray:
+    """Return each distinct value's bin, ascending from 0."""
+    if len(counts) <= _MOST_BINS:
+        return np.arange(len(counts))
+    middle = np.cumsum(counts) / counts.sum() - counts / counts.sum() / 2
+    return np.unique((middle * _MOST_BINS).astype(int), return_inverse=True)[1]
 
 
-def _ranked_table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Return the table of the g that maps the standard logistic distribution to that of all scores."""
-    share = counts / counts.sum()
+def _ranked(values: np.ndarray, counts: np.ndarray, bins: np.ndarray) -> _Scale:
+    """Return the g given by ranks, which maps the standard logistic distribution to that of all scores."""
+    share, upper = counts / counts.sum(), np.cumsum(counts) / counts.sum()
+    edges = _logit(upper[np.flatnonzero(np.diff(bins))])
     lower = np.concatenate([[0.0], upper[:-1]])
     atom = _atoms(values, counts)
     # g is flat over an atom's interval, and reaches a value seen once in the middle of its interval.
@@ -311,22 +302,7 @@ def _ranked_table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> 
     if not atom[-1]:
         slope = (heights[-1] - heights[-1 - 2 * tail]) / max(knots[-1] - knots[-1 - 2 * tail], 1e-9)
         knots, heights = np.r_[knots, _EDGE], np.r_[heights, heights[-1] + slope * (_EDGE - knots[-1])]
-    return np.interp(_latents(), knots, heights)
-
-
-def _bins(upper: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return each distinct value's bin, ascending from 0."""
-    if len(upper) <= _MOST_BINS:
-        return np.arange(len(upper))
-    middle = upper - counts / counts.sum() / 2
-    return np.unique((middle * _MOST_BINS).astype(int), return_inverse=True)[1]
-
-
-def _ranked(values: np.ndarray, counts: np.ndarray, bins: np.ndarray) -> _Scale:
-    """Return the g given by the ranks of all scores."""
-    upper = np.cumsum(counts) / counts.sum()
-    edges = _logit(upper[np.flatnonzero(np.diff(bins))])
-    return _Scale(_ranked_table(values, counts, upper), edges, _logs(edges))
+    return _Scale(np.interp(_LATENTS, knots, heights), edges, _logs(edges))
 
 
 def _linear(values: np.ndarray, bins: np.ndarray, mean: float, variance: float) -> _Scale:
@@ -334,7 +310,7 @@ def _linear(values: np.ndarray, bins: np.ndarray, mean: float, variance: float) 
     slope = max(np.sqrt(variance), 1e-12) / _DEVIATION
     last = np.flatnonzero(np.diff(bins))
     edges = ((values[last] + values[last + 1]) / 2 - mean) / slope
-    return _Scale(mean + slope * _latents(), edges, _logs(edges))
+    return _Scale(mean + slope * _LATENTS, edges, _logs(edges))
 
 
 def _logs(edges: np.ndarray) -> np.ndarray:

@@ -105,7 +105,15 @@ class Auto(Strategy):
 
     def start(self, config: RunConfig) -> None:
         """Decide the first strategy, recorded as the decision after iteration 0."""
-        self._decisions[0] = _OFF_POLICY if _drafts_at_once(config) else _ALL_TRAIN
+        algorithm, settings, runtime = config.algorithm, config.exploration, config.runtime
+        drafters = runtime.least_workers - runtime.reserved_trainers
+        takes_any = algorithm.objective in _TAKES_ANY_AGE and settings.fidelities == (FULL,)
+        trained = algorithm.prompts_per_iteration * algorithm.group_size / runtime.reserved_trainers
+        # The first window's drafts must be worth training on, and likely to delay nothing.
+        at_once = config.reward.signal == "graded" and takes_any and drafters > 0
+        if at_once and not settings.stop_with_training:
+            at_once = settings.drafts / drafters <= TRAINED_AS_DRAFTS * trained
+        self._decisions[0] = _OFF_POLICY if at_once else _ALL_TRAIN
 
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from; without a free device, seeds are plain."""
@@ -269,19 +277,9 @@ class Auto(Strategy):
         # Cheaper drafts are not samples of the policy.
         if self._off_policy.trains_on_drafts and settings.fidelities == (FULL,):
             on_drafts = predict_drafting(work, times, random, chosen)
-            found[_OFF_POLICY] = on_drafts.with_gradients(self._measured.gradient_share)
+            signal = on_drafts.signal * self._measured.gradient_share
+            found[_OFF_POLICY] = replace(on_drafts, signal=signal)
         return found
-
-
-def _drafts_at_once(config: RunConfig) -> bool:
-    """Return True if the first window's drafts are likely worth training on and delay nothing."""
-    algorithm, settings, runtime = config.algorithm, config.exploration, config.runtime
-    drafters = runtime.least_workers - runtime.reserved_trainers
-    takes_any = algorithm.objective in _TAKES_ANY_AGE and settings.fidelities == (FULL,)
-    if config.reward.signal != "graded" or not takes_any or not drafters:
-        return False
-    trained = algorithm.prompts_per_iteration * algorithm.group_size / runtime.reserved_trainers
-    return settings.stop_with_training or settings.drafts / drafters <= TRAINED_AS_DRAFTS * trained
 
 
 def _reason(predicted: Mapping[str, Prediction], chosen: str) -> str:

@@ -66,7 +66,9 @@ class OffPolicy(Stale):
             self._clipped = (*self._clipped, figures.clip_share)[-_ITERATIONS:]
             if self._since is None:
                 self._since = iteration - 1
-        reason = self._too_old(figures) or self._worse(evidence.held_out())
+        reason = self._too_old(figures)
+        if reason is None and self._since is not None:
+            reason = _fallen(evidence.held_out(), self._since)
         if reason is None:
             return ()
         self.trains_on_drafts = False
@@ -91,12 +93,6 @@ class OffPolicy(Stale):
         self._clipped = tuple(state["clipped"])
         self._since = state["since"]
 
-    def _worse(self, held_out: HeldOut) -> str | None:
-        """Return a message if the policy got worse since it trains on drafts."""
-        if self._since is None:
-            return None
-        return _fallen({each: scores for each, scores in held_out.items() if each >= self._since})
-
     def _too_old(self, figures: OffPolicyFigures | None) -> str | None:
         """Return a message if the objective's clip range removes too much of the drafts' gradient."""
         if figures is None or len(self._clipped) < _ITERATIONS:
@@ -112,8 +108,9 @@ class OffPolicy(Stale):
         )
 
 
-def _fallen(held_out: HeldOut) -> str | None:
-    """Return a message if the newest evaluation is significantly worse than an earlier one."""
+def _fallen(held_out: HeldOut, since: int) -> str | None:
+    """Return a message if the newest evaluation is significantly worse than an earlier one since then."""
+    held_out = {each: scores for each, scores in held_out.items() if each >= since}
     if len(held_out) < 2:
         return None
     newest = max(held_out)

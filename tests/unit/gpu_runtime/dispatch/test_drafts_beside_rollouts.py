@@ -47,13 +47,11 @@ class Listed:
 
     def __init__(self, count: int) -> None:
         self.left = [Draft(5, seed, "full") for seed in range(count)]
+        self.round_of = dict.fromkeys(self.left, 0)
 
     def next_round(self) -> list[Draft]:
         taken, self.left = self.left[:BATCH], self.left[BATCH:]
         return taken
-
-    def round_of(self, draft: Draft) -> int:
-        return 0
 
     def observe(self, draft: Draft, score: float | None) -> None:
         assert draft not in self.left and score is not None

@@ -112,7 +112,7 @@ def test_a_round_waits_for_the_one_before_the_last():
 def test_rounds_divide_the_budget_and_have_a_draft_at_least(budget: float, rounds: int, sizes: list[int]):
     planner = make(settings=replace(SETTINGS, budget=budget, rounds=rounds))
     made = run(planner, lambda draft: ((draft.prompt_id * 7 + draft.seed_index * 13) % 37) / 36)
-    assert [sum(planner.round_of(draft) == number for draft in made) for number in range(len(sizes))] == sizes
+    assert [sum(planner.round_of[draft] == number for draft in made) for number in range(len(sizes))] == sizes
 
 
 @pytest.mark.parametrize(("group", "drafts", "is_known"), [(2, 3, 0), (2, 4, 1), (6, 5, 0), (6, 6, 1)])

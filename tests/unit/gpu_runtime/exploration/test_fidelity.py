@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_runtime.exploration.draft_planner import Arm
 from gpu_runtime.exploration.fidelity import (
     FULL,
     DraftReliability,
@@ -72,32 +73,30 @@ def test_pairs_are_forgotten_by_iterations_also_where_none_follow():
 
 
 def test_staleness_is_known_while_only_previews_are_drafted():
-    known, untried = MeasuredFidelities(["preview-4"]), MeasuredFidelities(["preview-4"])
+    costs = {FULL: 1.0, "preview-4": 0.5}
+    known, untried = MeasuredFidelities(costs), MeasuredFidelities(costs)
     full = [0.0, 0.25, 0.75, 1.0] * 16
     hasty = [0.0, 0.75, 0.25, 1.0] * 16  # correlates by 0.75 / 1.25 = 0.6
     old = [0.0, 0.75, 1.0, 0.25] * 16  # by 0.1875 / 0.625 = 0.3
-    assert known.preview("preview-4", 0.5) is None
+    assert known.arms() == [Arm()]
     for score, haste, truth in zip(full, hasty, full, strict=True):
         known.note(FULL, 0, score, truth)
         known.note("preview-4", 0, haste, truth, fresh=True)
         untried.note("preview-4", 0, haste, truth, fresh=True)
     known.end_iteration()
     untried.end_iteration()
-    assert known.full_draft().reliability == pytest.approx(1.0)
-    assert untried.full_draft().reliability == 1.0, "nothing is known of age alone"
-    unused = known.preview("preview-4", 0.5)
-    assert unused is not None and unused.reliability == pytest.approx(0.36)
+    assert [arm.reliability for arm in known.arms()] == pytest.approx([1.0, 0.36])
+    assert untried.arms()[0].reliability == 1.0, "nothing is known of age alone"
     for _ in range(9):  # in use: no full draft is made any more, and weights have begun to move
         for score, haste, truth in zip(old, hasty, full, strict=True):
             known.note("preview-4", 0, score, truth)
             known.note("preview-4", 0, haste, truth, fresh=True)
         known.end_iteration()
-    used = known.preview("preview-4", 0.5)
-    assert used is not None and used.reliability == pytest.approx(0.09)
-    assert known.full_draft().reliability == pytest.approx(0.09 / 0.36)
-    other = MeasuredFidelities(["preview-4"])
+    assert [(arm.fidelity, arm.cost) for arm in known.arms()] == list(costs.items())
+    assert [arm.reliability for arm in known.arms()] == pytest.approx([0.09 / 0.36, 0.09])
+    other = MeasuredFidelities(costs)
     other.restore(json.loads(json.dumps(known.state())))
-    assert other.full_draft().reliability == known.full_draft().reliability
+    assert other.arms()[0] == known.arms()[0]
 
 
 def test_a_preview_in_use_is_measured_under_equal_weights_too():

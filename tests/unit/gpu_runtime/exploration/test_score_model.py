@@ -15,7 +15,6 @@ from gpu_runtime.exploration.prediction.score_model import (
     _linear,
     _posterior,
     _ranked,
-    _ranked_table,
 )
 
 NOTHING = ((), 0.0)
@@ -32,13 +31,17 @@ def predicted(judged, own=None, others=()):
     return model.draws(STRATA, logits[:, None], picks[:, None])[:, :, 0]
 
 
+def ranked_table(values, counts):
+    """The table of g from the ranks of scores, each in a bin of its own."""
+    return _ranked(np.array(values), np.array(counts), np.arange(len(values))).table
+
+
 def at(table, latent):
     return table[round((latent + 10) * 32)]
 
 
 def test_an_atom_is_level_and_single_values_are_joined():
-    values, counts = np.array([0.0, 2.0, 4.0]), np.array([2.0, 1.0, 1.0])
-    table = _ranked_table(values, counts, np.array([0.5, 0.75, 1.0]))
+    table = ranked_table([0.0, 2.0, 4.0], [2.0, 1.0, 1.0])
     # 0 up to the median; 2 at 5/8 and 4 at 7/8: latent numbers log(5/3) and log 7.
     assert at(table, -5) == at(table, -0.5) == 0
     assert at(table, 0.5) == pytest.approx(2 * 0.5 / np.log(5 / 3), abs=0.05)
@@ -47,14 +50,12 @@ def test_an_atom_is_level_and_single_values_are_joined():
 
 @pytest.mark.parametrize(("counts", "is_level"), [([1.0, 2.0, 1.0], False), ([2.0, 1.0, 2.0], True)])
 def test_atoms_at_the_ends_are_the_extremes(counts: list[float], is_level: bool):
-    shares = np.array(counts) / sum(counts)
-    table = _ranked_table(np.array([0.0, 2.0, 4.0]), np.array(counts), np.cumsum(shares))
+    table = ranked_table([0.0, 2.0, 4.0], counts)
     assert (at(table, -9) == 0, at(table, 9) == 4) == (is_level, is_level)
 
 
 def test_beyond_the_extremes_the_slope_goes_on():
-    values = np.arange(20.0)
-    table = _ranked_table(values, np.ones(20), (np.arange(20) + 1) / 20)
+    table = ranked_table(np.arange(20.0), np.ones(20))
     # The highest tenth: 17 at 35/40 and 19 at 39/40, that is 2 for log(39) - log(7).
     highest, slope = np.log(39), 2 / (np.log(39) - np.log(7))
     assert at(table, 8) == pytest.approx(19 + slope * (8 - highest), rel=0.02)
@@ -139,8 +140,7 @@ def test_scales_are_averaged_over_hypotheses_by_hand():
 
 def test_the_bins_probabilities_add_up_to_one():
     counts = _distinct(np.random.default_rng(2).normal(size=300))[2]
-    upper = np.cumsum(counts) / counts.sum()
-    bins = _bins(upper, counts)
+    bins = _bins(counts)
     values = np.sort(np.random.default_rng(2).normal(size=300))
     for scale in (_ranked(values, counts, bins), _linear(values, bins, 0.0, 1.0)):
         logs = scale.logs_BK
@@ -160,8 +160,7 @@ def test_a_linear_g_by_hand():
 def test_likelihoods_are_exact_sums_whatever_the_order():
     """So a library that adds on several threads finds the same bits."""
     values, _, counts = _distinct(np.random.default_rng(6).normal(size=200))
-    upper = np.cumsum(counts) / counts.sum()
-    logs = _ranked(values, counts, _bins(upper, counts)).logs_BK
+    logs = _ranked(values, counts, _bins(counts)).logs_BK
     counted = np.random.default_rng(7).integers(0, 32 * 64, len(logs)) / 64
     found = counted @ logs
     assert found.tolist() == (counted[::-1] @ logs[::-1]).tolist()
@@ -223,7 +222,7 @@ def test_latent_numbers_are_rounded_to_the_table_and_those_beyond_get_its_ends()
     both_ways = model.draws(strata, np.stack([logits, -logits], axis=1), np.full((4000, 2), 0.5))
     assert both_ways.mean() == pytest.approx(5.0, abs=0.01), "a cell is 0.06 wide"
     ends = model.draws(np.full(2, 0.5), np.array([[-1e3], [1e3]]), np.full((2, 1), 0.5))
-    table = _ranked_table(np.array([2.0, 5.0, 8.0]), np.array([1.0, 2.0, 1.0]), np.array([0.25, 0.75, 1.0]))
+    table = ranked_table([2.0, 5.0, 8.0], [1.0, 2.0, 1.0])
     assert ends.ravel().tolist() == [table[0], table[-1]]
     assert table[0] < table[1] and table[-2] < table[-1]
 

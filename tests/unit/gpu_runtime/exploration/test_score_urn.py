@@ -9,7 +9,7 @@ from gpu_runtime.exploration.prediction.score_model import (
     ScoreModel,
     _linear,
     _posterior,
-    _together,
+    _Scores,
     _urn_width,
 )
 from gpu_runtime.exploration.prediction.score_urn import ScoreUrn, best_width, bin_probabilities
@@ -111,7 +111,7 @@ def test_the_model_without_a_score_is_that_of_the_others():
         [[2.0, 0.2], []],
         [0.25, 0.0],
     )
-    seen = _together(judged, [np.array(former) for former in past], np.array(weight), ())
+    seen = _Scores(judged, [np.array(former) for former in past], np.array(weight), ())
     scale = _linear(seen.values, seen.bins, seen.mean, seen.variance)
     # With a prior that is held, Bayes' rule gives the posterior without one score.
     prior = _posterior(np.zeros((1, 279)), graded=False)[0][0]

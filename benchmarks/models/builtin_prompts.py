@@ -58,7 +58,7 @@ def shape_lines(
         for _ in range(4000):  # far beyond the 500 rows of the largest tag
             if len(distinct) == per_tag:
                 break
-            line = json.dumps(task.draw_prompt_of(tag, rng, held_out).metadata)
+            line = json.dumps(task.draw_prompt(rng, held_out, tag).metadata)
             if bound_objects(line) not in taken:
                 distinct[line] = None
         rows = list(distinct)
@@ -73,7 +73,7 @@ def edit_lines(per_tag: int, *, held_out: bool, seed: int) -> list[str]:
     for tag in edits.TAGS:
         before = len(lines)
         while len(lines) < before + per_tag:
-            lines[json.dumps(edits.EditsTask().draw_prompt_of(tag, rng, held_out).metadata)] = None
+            lines[json.dumps(edits.EditsTask().draw_prompt(rng, held_out, tag).metadata)] = None
     return [list(lines)[index] for index in rng.permutation(len(lines))]
 
 

@@ -68,27 +68,21 @@ class EditsTask:
     """Implements `gpu_runtime.embedded_tasks.protocol.EmbeddedTask`."""
 
     name = "edits"
-    scorer = "edits"
     height = 32
     width = 32
     frames = 0
     text_length = 12
 
-    def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw a source and an instruction, each kind equally often; a fifth of all sources is held out.
+    def draw_prompt(self, rng: np.random.Generator, held_out: bool = False, tag: str = "") -> PromptRecord:
+        """Draw a source and an instruction; a fifth of all sources is held out.
 
         All displacements of a held-out source are held out, with every instruction: (source, instruction)
         pairs of training and of evaluation differ in the shapes, their colours or their places.
-        """
-        return self.draw_prompt_of(TAGS[rng.integers(len(TAGS))], rng, held_out)
-
-    def draw_prompt_of(self, tag: str, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw a source and an instruction of one kind.
 
         Args:
-            tag: one of `TAGS`.
-            held_out: True for one of the held-out sources.
+            tag: one of `TAGS`; empty to draw one too, each equally often.
         """
+        tag = tag or TAGS[rng.integers(len(TAGS))]
         while True:
             kinds = rng.choice(len(_KINDS), int(rng.integers(_FEWEST, _MOST + 1)), replace=False)
             places = rng.permutation(len(PLACES))[: len(kinds)]

@@ -40,7 +40,6 @@ class GlyphsTask:
     """Implements `gpu_runtime.embedded_tasks.protocol.EmbeddedTask`."""
 
     name = "glyphs"
-    scorer = "ocr"
     height = 32
     width = 48
     frames = 0

@@ -62,7 +62,6 @@ class MovingShapesTask:
     """Implements `gpu_runtime.embedded_tasks.protocol.EmbeddedTask`."""
 
     name = "moving-shapes"
-    scorer = "moving-shapes"
     height = SIDE
     width = SIDE
     frames = FRAMES

@@ -32,8 +32,6 @@ class EmbeddedTask(Protocol):
     """
 
     name: str
-    scorer: str
-    """Name of the reward that judges it (`gpu_runtime.rewards.registry`)."""
 
     height: int
     """Canvas height in pixels, a multiple of 8."""

@@ -53,23 +53,19 @@ class ShapesTask:
     """Implements `gpu_runtime.embedded_tasks.protocol.EmbeddedTask`."""
 
     name = "shapes"
-    scorer = "shapes"
     height = 32
     width = 32
     frames = 0
     text_length = 12
 
-    def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw one of the six tags, the harder ones more often, then a prompt with it."""
-        return self.draw_prompt_of(TAGS[rng.choice(len(TAGS), p=_TAG_WEIGHTS)], rng, held_out)
-
-    def draw_prompt_of(self, tag: str, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw a prompt of one tag; `held_out` makes no difference to tags with few prompts.
+    def draw_prompt(self, rng: np.random.Generator, held_out: bool = False, tag: str = "") -> PromptRecord:
+        """Draw a prompt; see `EmbeddedTask`.
 
         Args:
-            tag: one of `TAGS`.
-            held_out: True for one of the held-out prompts.
+            held_out: True for one of the held-out prompts; it makes no difference to tags with few prompts.
+            tag: one of `TAGS`; empty to draw one too, the harder ones more often.
         """
+        tag = tag or TAGS[rng.choice(len(TAGS), p=_TAG_WEIGHTS)]
         while True:
             row = _draw_row(tag, rng)
             if tag not in _TAGS_HELD_OUT or is_held_out(row["prompt"], _HELD_OUT_ONE_IN) == held_out:

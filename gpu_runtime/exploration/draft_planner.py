@@ -39,8 +39,8 @@ _MINIMUM_GAIN = 1e-4
 _LOOK_SHARE = 1 / 3
 """Share of the budget for first drafts; their scores aim the rest."""
 
-_LEAST_LOOK = 2
-"""Fewest first drafts per prompt: a single one does not show how much its scores differ."""
+_LEAST_LOOK, _MOST_LOOK = 2, 4
+"""Limits of the first drafts per prompt: a single one does not show how much its scores differ."""
 
 _LEAST_JUDGED = 4
 """Fewest judged drafts that can estimate the variance of a prompt's random group."""
@@ -50,6 +50,9 @@ _ROUNDING = 1e-9
 
 KEPT_SCORES = 32
 """Most scores remembered per prompt, evenly spread over those seen."""
+
+_HALF_LIFE = 10.0
+"""Iterations after which a prompt's past scores count half."""
 
 _MOST_WEIGHT = 8.0
 """Most weight of a prompt's past scores, in current drafts."""
@@ -96,7 +99,6 @@ class PlannerSettings:
         prompts_kept: prompts to keep, P; more may be explored.
         candidates: most drafts per prompt, N.
         budget: cost of all drafts together, in full drafts.
-        first_drafts: most drafts per prompt before scores guide further ones.
         rounds: approximate number of rounds that share the budget.
     """
 
@@ -104,7 +106,6 @@ class PlannerSettings:
     prompts_kept: int
     candidates: int
     budget: float
-    first_drafts: int = 4
     rounds: int = 8
 
 
@@ -247,7 +248,7 @@ class DraftPlanner:
         """
         prompts = len(self._order)
         paid = self._affordable(self.settings.budget * _LOOK_SHARE)
-        each = max(min(self.settings.first_drafts, paid // max(1, prompts)), _LEAST_LOOK)
+        each = max(min(_MOST_LOOK, paid // max(1, prompts)), _LEAST_LOOK)
         reached = min(prompts, max(1, paid // each))
         if not self._rounds:
             each = (each + 1) // 2
@@ -322,14 +323,9 @@ def _share(planned: np.ndarray, count: int) -> np.ndarray:
 
 
 class ScoreHistory:
-    """Scores by prompt, forgotten with a half-life in iterations.
+    """Scores by prompt, forgotten with a half-life in iterations."""
 
-    Args:
-        half_life: iterations after which a prompt's scores count half.
-    """
-
-    def __init__(self, half_life: float = 10.0) -> None:
-        self._half_life = half_life
+    def __init__(self) -> None:
         self._of_prompt: dict[int, tuple[int, list[float]]] = {}
 
     def add(self, iteration: int, scores: Mapping[int, Sequence[float]]) -> None:
@@ -345,7 +341,7 @@ class ScoreHistory:
         explored = set(prompts)
         for prompt, (seen, values) in self._of_prompt.items():
             if prompt in explored:
-                weight = min(len(values), _MOST_WEIGHT) * 0.5 ** ((iteration - seen) / self._half_life)
+                weight = min(len(values), _MOST_WEIGHT) * 0.5 ** ((iteration - seen) / _HALF_LIFE)
                 own[prompt] = tuple(values), weight / len(values)
             elif iteration - seen <= _COMMON_ITERATIONS:
                 others.append((-seen, prompt))

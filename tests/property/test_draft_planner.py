@@ -27,7 +27,7 @@ def captured_by_the_planner(graded: bool, iterations: int) -> np.ndarray:
     """Share of the oracle's variance by iteration, at half of all candidates, over skewed success rates."""
     generator = np.random.default_rng(3)
     rates = generator.beta(0.4, 2.2, 48)
-    history = ScoreHistory(10.0)
+    history = ScoreHistory()
     shares = []
     for iteration in range(1, iterations + 1):
         prompts = [(iteration * PROMPTS + place) % 48 for place in range(PROMPTS)]
@@ -81,7 +81,7 @@ def test_under_any_schedule_the_plan_is_whole(data):
     plan = PlannerSettings(
         group, kept, candidates=data.draw(st.integers(group, 12)), budget=data.draw(st.integers(0, 40))
     )
-    history = ScoreHistory(5.0)
+    history = ScoreHistory()
     planner = DraftPlanner(prompts, plan, [Arm()], history.past(prompts, 1), (1, 2))
     waiting, made = [], []
     for _ in range(data.draw(st.integers(0, 30))):

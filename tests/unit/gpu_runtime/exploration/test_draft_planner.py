@@ -48,7 +48,7 @@ def test_a_small_budget_looks_at_few_prompts():
 
 
 def test_with_a_past_the_second_round_is_aimed_already():
-    history = ScoreHistory(10.0)
+    history = ScoreHistory()
     history.add(1, {0: [0.0] * 24, 1: [0.0] * 24, 2: [0.0, 1.0] * 12})
     planner = make(settings=replace(SETTINGS, budget=24), past=history.past((0, 1, 2), 2))
     planner.next_round()
@@ -72,7 +72,7 @@ def test_what_cannot_gain_is_left_alone():
             return float(draft.seed_index % 2)
         return float(draft.prompt_id == 1 and draft.seed_index == 9)
 
-    history = ScoreHistory(10.0)
+    history = ScoreHistory()
     history.add(1, {0: [0.0, 1.0], 1: [0.0] * 19 + [1.0], 2: [0.0] * 20})
     longer = replace(SETTINGS, candidates=48, budget=72, rounds=12)
     made = run(make(settings=longer, past=history.past(range(3), 2)), score)
@@ -207,11 +207,11 @@ def test_drafts_count_at_their_expected_full_score():
 
 
 def test_a_later_draft_of_a_known_past_counts_less():
-    history = ScoreHistory(half_life=2.0)
+    history = ScoreHistory()
     history.add(1, {0: [1.0] * 4})
     assert history.past([0], 1).own == {0: ((1.0,) * 4, 1.0)}
-    # Four drafts halve twice in four iterations.
-    assert history.past([0], 5).own == {0: ((1.0,) * 4, 0.25)}
+    # Four drafts halve twice in twenty iterations.
+    assert history.past([0], 21).own == {0: ((1.0,) * 4, 0.25)}
 
 
 def test_of_many_scores_those_from_the_lowest_to_the_highest_are_remembered():
@@ -242,11 +242,11 @@ def test_other_prompts_of_the_last_iterations_say_how_prompts_differ():
 
 
 def test_an_iteration_that_is_drafted_anew_counts_once():
-    history = ScoreHistory(half_life=2.0)
+    history = ScoreHistory()
     history.add(2, {1: [0.5] * 4})
     history.add(2, {1: [1.0] * 4})
     assert history.past([9], 3).others == ((1.0,) * 4,)
-    other = ScoreHistory(half_life=2.0)
+    other = ScoreHistory()
     other.restore(history.state())
     assert other.past([9], 3) == history.past([9], 3)
 

@@ -55,7 +55,7 @@ class Stage:
         self.script = script
         self.planner = DraftPlanner(
             range(PROMPTS), PlannerSettings(GROUP, PROMPTS, 12, 36), [Arm()],
-            ScoreHistory(10).past(range(PROMPTS), 2), (0, 2),
+            ScoreHistory().past(range(PROMPTS), 2), (0, 2),
         )  # fmt: skip
         self.pool = FakePool(2, script, judge)
         self.window = TrainingWindow(SeedPlan(1, {}), WeightsVersion(1))

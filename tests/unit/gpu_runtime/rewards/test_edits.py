@@ -59,7 +59,7 @@ def score(image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
 def test_the_true_picture_is_exact_and_the_source_is_not(tag: str, scorer: Scorer):
     rng = np.random.default_rng(1)
     for _ in range(40):
-        prompt = TASK.draw_prompt_of(tag, rng)
+        prompt = TASK.draw_prompt(rng, tag=tag)
         SCORERS.find(scorer.name).check_prompt(prompt)
         true = scorer.score(TASK.render(prompt, rng), prompt)
         assert (true.value, true.exact) == (1, True), (prompt.text, true.detail)
@@ -72,7 +72,7 @@ def test_the_true_picture_is_exact_and_the_source_is_not(tag: str, scorer: Score
 def test_only_the_edited_region_of_the_true_picture_differs_from_the_source():
     rng = np.random.default_rng(2)
     for tag in TAGS * 20:
-        prompt = TASK.draw_prompt_of(tag, rng)
+        prompt = TASK.draw_prompt(rng, tag=tag)
         changed_HW = (TASK.render(prompt, rng) != read_source(prompt.source)).any(axis=-1)
         assert changed_HW.any()
         assert not (changed_HW & ~edited_region(edit_of(prompt), (32, 32))).any()

@@ -62,7 +62,7 @@ def test_what_the_task_draws_is_right(tag: str) -> None:
     task, scorer, rng = ShapesTask(), ShapesScorer(), np.random.default_rng(5)
     for held_out in (False, True):
         for _ in range(40):
-            prompt = task.draw_prompt_of(tag, rng, held_out)
+            prompt = task.draw_prompt(rng, held_out, tag)
             score = scorer.score(task.render(prompt, rng), prompt)
             assert (score.value, score.exact) == (1.0, True), (prompt.text, score.detail)
 

@@ -195,7 +195,7 @@ class SeedExplorer:
             "history": self._history.state(),
             "fidelities": self._fidelities.state(),
             "forecast": self.forecast.state(),
-            "ranks": self._monitor.state(),
+            "ranks": self._monitor.ranks,
             "strategy": self.strategy.state(),
         }
 
@@ -204,5 +204,5 @@ class SeedExplorer:
         self._history.restore(state["history"])
         self._fidelities.restore(state["fidelities"])
         self.forecast.restore(state["forecast"])
-        self._monitor.restore(state["ranks"])
+        self._monitor.ranks = list(state["ranks"])
         self.strategy.restore(state["strategy"])

@@ -89,10 +89,14 @@ def _number(name: str, kind: str) -> int:
 
 
 class DraftReliability:
-    """Pairs of scores of one fidelity, over a window of iterations."""
+    """Pairs of scores of one fidelity, over a window of iterations.
+
+    Attributes:
+        window: pairs of each iteration, as JSON values for a checkpoint.
+    """
 
     def __init__(self) -> None:
-        self._window: list[list[Pair]] = []
+        self.window: list[list[Pair]] = []
         self._now: list[Pair] = []
 
     def note(self, prompt: int, draft: float, full: float) -> None:
@@ -105,15 +109,15 @@ class DraftReliability:
 
     def end_iteration(self) -> None:
         """Add the pairs recorded since the last call, if any, to the window."""
-        self._window = [*self._window, self._now][-_ITERATIONS:]
+        self.window = [*self.window, self._now][-_ITERATIONS:]
         self._now = []
 
     def reliability(self) -> float | None:
         """Return the squared correlation within prompts; None with too few pairs or no spread."""
-        if sum(len(pairs) for pairs in self._window) < _ENOUGH:
+        if sum(len(pairs) for pairs in self.window) < _ENOUGH:
             return None
         groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
-        for place, pairs in enumerate(self._window):
+        for place, pairs in enumerate(self.window):
             for prompt, draft, full in pairs:
                 groups.setdefault((place, prompt), []).append((draft, full))
         centred = [np.array(group) - np.mean(group, axis=0) for group in groups.values()]
@@ -125,19 +129,11 @@ class DraftReliability:
         """Return the expected full score of a draft with this score."""
         alike = [
             full
-            for pairs in self._window
+            for pairs in self.window
             for _, draft, full in pairs
             if round(draft * _BINS) == round(score * _BINS)
         ]
         return (_TRUST * score + sum(alike)) / (_TRUST + len(alike))
-
-    def state(self) -> list[list[Pair]]:
-        """Return JSON values, for a checkpoint."""
-        return self._window
-
-    def restore(self, state: Iterable[Iterable[Any]]) -> None:
-        """Restore from what `state` returned."""
-        self._window = [[(prompt, draft, full) for prompt, draft, full in pairs] for pairs in state]
 
 
 class MeasuredFidelities:
@@ -196,13 +192,13 @@ class MeasuredFidelities:
     def state(self) -> dict[str, dict[str, list[list[Pair]]]]:
         """Return JSON values, for a checkpoint."""
         return {
-            "stale": {name: known.state() for name, known in self._stale.items()},
-            "fresh": {name: known.state() for name, known in self._fresh.items()},
+            "stale": {name: known.window for name, known in self._stale.items()},
+            "fresh": {name: known.window for name, known in self._fresh.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore from what `state` returned; missing fidelities start from scratch."""
         for name, known in self._stale.items():
-            known.restore(state.get("stale", {}).get(name, ()))
+            known.window = list(state.get("stale", {}).get(name, ()))
         for name, known in self._fresh.items():
-            known.restore(state.get("fresh", {}).get(name, ()))
+            known.window = list(state.get("fresh", {}).get(name, ()))

@@ -8,7 +8,7 @@ score the same has no weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,11 +70,15 @@ class Review:
 
 
 class RankMonitor:
-    """Checks some prompts' drafts every iteration, and remembers the last reviews."""
+    """Checks some prompts' drafts every iteration, and remembers the last reviews.
+
+    Attributes:
+        ranks: what is remembered of them, as JSON values for a checkpoint.
+    """
 
     def __init__(self, settings: ExplorationConfig) -> None:
         self._settings = settings
-        self._ranks: list[RankSums] = []
+        self.ranks: list[RankSums] = []
 
     def to_rescore(self, plan: SeedPlan) -> list[Draft]:
         """Return the drafts to repeat with the rollout's weights, to check that a plan's ranks hold.
@@ -110,8 +114,8 @@ class RankMonitor:
         least = self._settings.min_spearman
         # Sums, not correlations: candidates that all stopped succeeding have no correlation, but
         # their stale ranks weigh against those that have.
-        self._ranks = [*self._ranks, (agreement.pairs, *agreement.rank_sums)][-_REVIEWS:]
-        compared, product, stale, fresh = (sum(column) for column in zip(*self._ranks, strict=True))
+        self.ranks = [*self.ranks, (agreement.pairs, *agreement.rank_sums)][-_REVIEWS:]
+        compared, product, stale, fresh = (sum(column) for column in zip(*self.ranks, strict=True))
         if stale == 0 and fresh == 0:
             return Review(agreement, True, ())
         spearman = _correlation((product, stale, fresh)) or 0.0
@@ -130,14 +134,6 @@ class RankMonitor:
         else:
             return Review(agreement, True, ())
         return Review(agreement, trusted, (("staleness", f"iteration {iteration}: {message}"),))
-
-    def state(self) -> list[RankSums]:
-        """Return JSON values, for a checkpoint."""
-        return self._ranks
-
-    def restore(self, state: Iterable[Iterable[float]]) -> None:
-        """Restore from what `state` returned."""
-        self._ranks = [(int(pairs), product, stale, fresh) for pairs, product, stale, fresh in state]
 
 
 def compare(pairs: Pairs, group_size: int) -> Agreement:

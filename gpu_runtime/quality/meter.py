@@ -61,14 +61,11 @@ def measured(image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, float]:
     Those of a clip are means over its first, middle and last frame.
     """
     truth = rendered_picture(prompt, image_HWC)
-    if not is_clip(image_HWC):
-        return _figures(image_HWC, truth)
-    frames = [
-        _figures(image_HWC[place], truth and RenderedPicture(truth.image_HWC[place], truth.drawn_HW[place]))
-        for place in frame_places(len(image_HWC), 3)
-    ]
-    return {name: fmean(figures[name] for figures in frames) for name in frames[0]}
-
-
-def _figures(image_HWC: np.ndarray, truth: RenderedPicture | None) -> dict[str, float]:
-    return image_figures(image_HWC) | ({} if truth is None else truth_figures(image_HWC, truth))
+    frames = [(image_HWC, truth)]
+    if is_clip(image_HWC):
+        frames = [
+            (image_HWC[place], truth and RenderedPicture(truth.image_HWC[place], truth.drawn_HW[place]))
+            for place in frame_places(len(image_HWC), 3)
+        ]
+    found = [image_figures(image) | (truth_figures(image, drawn) if drawn else {}) for image, drawn in frames]
+    return {name: fmean(figures[name] for figures in found) for name in found[0]}

@@ -8,14 +8,14 @@ leased, committed and delivered together in a live run, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.phase import Delivery
+from gpu_runtime.dispatch.phase import Delivery, Phase
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion, WorkItem, WorkLeft
@@ -62,14 +62,12 @@ class PhaseSetup(NamedTuple):
     first: int
 
 
-class GenerationPhase(PhaseUnderWay):
+class GenerationPhase(PhaseUnderWay, Phase):
     """Devices take a phase's weights, pull and deliver batches; others join; lost ones resume elsewhere.
 
     It is the dispatcher's `Phase` and its `GeneratingFleet` of devices that work alone.
     """
 
-    calls: Collection[Future[Any]] = ()
-    plans = False
     forming = False
 
     def __init__(self, setup: PhaseSetup) -> None:
@@ -158,10 +156,6 @@ class GenerationPhase(PhaseUnderWay):
         work, numbers = self._work, range(self._first, self._first + self._work.batches)
         return [WorkItem(number, work.kind, work.steps, work.version) for number in numbers]
 
-    def more(self) -> list[WorkItem[Any]]:
-        """See `Phase`; no batches are added."""
-        return []
-
     def accepts(self, device: Device) -> bool:
         """Return False for a trainer that is away, or leaves by the live window."""
         one = simulated(device)
@@ -197,9 +191,6 @@ class GenerationPhase(PhaseUnderWay):
         if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
             self.outcome.judged += images
         return ()
-
-    def settle(self, call: Future[Any]) -> None:
-        """See `Phase`; never called, as this phase has no calls."""
 
     # The dispatcher's `GeneratingFleet`.
 

@@ -58,10 +58,6 @@ class FleetPlan:
         if self.spot < 0:
             raise ConfigurationError(f"{self.spot} spot devices; give 0 or more")
 
-    def instance(self, market: Market, place: int) -> str:
-        """Return the instance of a market's slot; devices of one instance may share samples."""
-        return f"{market}-{place // self.instance_devices}" if self.instance_devices else ""
-
     def usd_per_hour(self, market: Market) -> float:
         """Return the price of a device; the average, where it changes."""
         return self.reserved_usd_per_hour if market == "reserved" else self.spot_usd_per_hour
@@ -192,7 +188,8 @@ class SimulatedFleet:
     def _add(self, name: str, market: Market, place: int, trains: bool = False) -> SimulatedDevice:
         now = self._loop.now
         device = self.devices[name] = SimulatedDevice(name, market, now, trains)
-        device.place, device.instance = place, self._plan.instance(market, place)
+        each, device.place = self._plan.instance_devices, place
+        device.instance = f"{market}-{place // each}" if each else ""
         device.loading = self._loop.at(now + self._start[market], partial(self._on_loaded, device))
         self.loading += 1
         self.reserved_loading += market == "reserved"

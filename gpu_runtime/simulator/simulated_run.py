@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,40 +45,31 @@ class SimulatedPlan:
     @property
     def only_simulated(self) -> str | None:
         """The part of it that no live run supports, in words; None where a live run can follow it."""
-        return _first({**self._ways_alone, "groups of devices that restart cold": self.static_groups})
+        return self._way_alone or ("groups of devices that restart cold" if self.static_groups else None)
 
     @property
     def done_alone(self) -> str | None:
         """The part of it that needs devices that work alone, in words; None where they may share samples."""
-        return _first(
-            {**self._ways_alone, "renting what times and prices say": self.fleet.decided is not None}
-        )
+        return self._way_alone or ("renting what times and prices say" if self.fleet.decided else None)
 
     @property
     def of_one_kind(self) -> str | None:
         """The part of it that needs devices of one kind, in words; None where there may be more."""
-        return _first(
-            {
-                "a window in which trainers roll out": self.seeds,
-                "deciding how many spot devices are rented": self.fleet.decided is not None,
-            }
-        )
+        if self.seeds:
+            return "a window in which trainers roll out"
+        return "deciding how many spot devices are rented" if self.fleet.decided else None
 
     @property
-    def _ways_alone(self) -> dict[str, bool]:
-        """Features that no live run supports, and that are simulated for devices that work alone."""
-        return {
+    def _way_alone(self) -> str | None:
+        """The first part that no live run supports and that needs devices that work alone; None without."""
+        ways = {
             "a window in which trainers roll out": self.seeds,
             "dealing batches beforehand": self.pushes,
             "sharing devices between two runs": self.runs > 1,
             "lending by an assumed load of a serving fleet": self.lends,
             "AstraFlow's rule for the number of devices": self.fleet.decided == "astraflow",
         }
-
-
-def _first(ways: Mapping[str, bool]) -> str | None:
-    """Return the first way that is taken; None without one."""
-    return next((way for way, taken in ways.items() if taken), None)
+        return next((way for way, taken in ways.items() if taken), None)
 
 
 @dataclass(frozen=True)

@@ -80,29 +80,28 @@ def on_demand_cost(ledger: Ledger, modelled: bool) -> OnDemandCost | None:
 
 
 def bill_charts(view: RunView, ledger: Ledger) -> list[go.Figure]:
-    """Return the charts of the bill, and that of the same bill on demand only, if it compares."""
+    """Return the charts of the bill, spot on top of reserved, and of the same bill on demand only.
+
+    The last is left out if there is nothing to compare.
+    """
     compared, bill = on_demand_cost(ledger, view.is_modelled), bill_entries(ledger)
     recorded = set(bill["phase"])
     phases = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
+    so_far = go.Figure()
+    for market, colour in MARKET_COLOURS.items():
+        paid = view.cost[f"{market}_usd"]
+        hover = {"stackgroup": "markets", "hovertemplate": "$%{y:.4g}"}
+        add_line(so_far, view.cost["iteration"], paid, market, colour, 1.5, **hover)
+    laid_out(
+        so_far, "Cost so far, by market", "Iteration", dollars(view.is_modelled),
+        yaxis_rangemode="tozero", yaxis_tickprefix="$",
+    )  # fmt: skip
     charts = [
-        cost_chart(view),
+        so_far,
         market_bars(bill, "state", "What was paid for", view.is_modelled),
         market_bars(bill, "phase", "By phase and market", view.is_modelled, phases),
     ]
     return charts if compared is None else [*charts, _on_demand_chart(compared, view.is_modelled)]
-
-
-def cost_chart(view: RunView) -> go.Figure:
-    """Return a chart of the dollars paid up to each iteration, spot on top of reserved."""
-    figure = go.Figure()
-    for market, colour in MARKET_COLOURS.items():
-        paid = view.cost[f"{market}_usd"]
-        hover = {"stackgroup": "markets", "hovertemplate": "$%{y:.4g}"}
-        add_line(figure, view.cost["iteration"], paid, market, colour, 1.5, **hover)
-    return laid_out(
-        figure, "Cost so far, by market", "Iteration", dollars(view.is_modelled),
-        yaxis_rangemode="tozero", yaxis_tickprefix="$",
-    )  # fmt: skip
 
 
 def market_bars(

@@ -36,7 +36,15 @@ def _show_convergence(view: RunView) -> None:
             note = "The untouched model's images; the next evaluation adds the trained model's beside them."
             st.caption(note)
         st.html(gallery_html(with_verdicts(images, view.gives_verdict), sources_of(view, images)))
-    _show_quality(view, quality)
+    if quality.figures:
+        st.subheader("Image quality")
+        with st.container(key="pairs-quality"):
+            show_in_pairs(charts.quality_charts(quality), "quality")
+        if quality.verdict is not None:
+            show_frame(charts.quality_table(quality.verdict), "%.4f")
+        st.caption("Held-out images against the untouched model's, with the same prompts and seeds.")
+        with st.container(key="pairs-part"):
+            show_in_pairs(charts.part_charts(view, quality), "part")
     st.subheader("Is training healthy?")
     show_health(view)
     with st.container(key="pairs-learning"):  # a name for `narrow.css`
@@ -89,19 +97,6 @@ def _show_seeds_of_runs(view: RunView, measure: Measure) -> pd.DataFrame:
     names = ", ".join(f"{plain_markdown(run_id)} (seed {seed})" for seed, run_id in seeds.items())
     st.caption(f"Runs that differ only in the seed: {names}. The mean covers shared evaluations.")
     return courses
-
-
-def _show_quality(view: RunView, quality: QualityView) -> None:
-    if not quality.figures:
-        return
-    st.subheader("Image quality")
-    with st.container(key="pairs-quality"):
-        show_in_pairs(charts.quality_charts(quality), "quality")
-    if quality.verdict is not None:
-        show_frame(charts.quality_table(quality.verdict), "%.4f")
-    st.caption("Held-out images against the untouched model's, with the same prompts and seeds.")
-    with st.container(key="pairs-part"):
-        show_in_pairs(charts.part_charts(view, quality), "part")
 
 
 def _show_particulars(view: RunView) -> None:

@@ -193,16 +193,6 @@ def in_words(row: dict[str, Any], name: str) -> str:
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def goal_table(asked: Asked) -> pd.DataFrame:
-    """Return the numbers of spot devices tried for a goal in hours, with time and dollars."""
-    return pd.DataFrame(
-        [
-            {"spot devices": row["spot"], "time": in_words(row, "wall_s"), "dollars": in_words(row, "usd")}
-            for row in asked.answer["goal"]["tried"]
-        ]
-    )
-
-
 def _reached(milestone: dict[str, Any]) -> str:
     """Return time and dollars, with "at least" if some run seeds did not get there."""
     least = "≥ " if milestone["unreached"] else ""

@@ -18,7 +18,7 @@ from ui.charts.cost import market_bars
 from ui.charts.devices import gantt_chart, utilisation_charts
 from ui.data.run import load_overview
 from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown
-from ui.elements.widgets import PLOT_SETTINGS, offer_downloads, show_in_pairs, show_tiles
+from ui.elements.widgets import PLOT_SETTINGS, offer_downloads, show_in_pairs, show_rows, show_tiles
 from ui.pages.what_if import data
 from ui.pages.what_if.question import GPUS, OnStep, Question, ask, trace_names
 
@@ -79,7 +79,11 @@ def _show_answer(asked: data.Asked, home: Home) -> None:
         st.warning(markdown_text(counted), icon=":material/straighten:")
     if asked.line is None:
         with st.expander("Numbers of spot devices tried"):
-            st.dataframe(data.goal_table(asked), hide_index=True)
+            tried = [
+                (row["spot"], data.in_words(row, "wall_s"), data.in_words(row, "usd"))
+                for row in asked.answer["goal"]["tried"]
+            ]
+            show_rows(["spot devices", "time", "dollars"], tried)
             st.caption("Medians, with the lowest and highest of the futures in parentheses.")
     else:
         with st.expander("Policies compared"):

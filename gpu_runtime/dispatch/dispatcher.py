@@ -317,7 +317,13 @@ class Dispatcher:
                 self._fleet.on_worker_lost(flight.device, error)
                 self._add_ready_workers()
             return
-        self._time(flight, flight.calls.pop(call), chunk)
+        step, now_s = flight.calls.pop(call), self._clock()
+        # Chunks cut short by a notice and answers out of order say nothing of the time of a step.
+        if step > flight.timed_step and chunk.notice is None and (chunk.states or chunk.samples):
+            flight.device.step_s = (now_s - flight.since_s) / (step - flight.timed_step)
+        flight.since_s, flight.timed_step = now_s, step
+        if not flight.over:
+            self._flights.move_to_end(flight.device.name)
         left = self._book(flight, chunk)
         if flight.over:
             return
@@ -339,16 +345,6 @@ class Dispatcher:
         """Return True if a lease of the phase beside must end because requests of the first phase wait."""
         phase = self._phases[0]
         return flight.phase is not phase and self._scheduler.waiting(phase.kind) > 0
-
-    def _time(self, flight: Flight, step: int, chunk: SampleChunk) -> None:
-        """Measure a device's time per step from a call that ended at `step`."""
-        now, done = self._clock(), step - flight.timed_step
-        # Chunks cut short by a notice and answers out of order say nothing.
-        if done > 0 and chunk.notice is None and (chunk.states or chunk.samples):
-            flight.device.step_s = (now - flight.since_s) / done
-        flight.since_s, flight.timed_step = now, step
-        if not flight.over:
-            self._flights.move_to_end(flight.device.name)
 
     def _book(self, flight: Flight, chunk: SampleChunk) -> bool:
         """Commit or deliver a chunk; return True if the lease's device has samples left."""

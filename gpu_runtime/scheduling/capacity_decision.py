@@ -19,7 +19,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 LEAST_GAIN = 0.02
 """Share of an iteration's cost that giving instances back must save, because getting one back costs another
@@ -173,19 +173,18 @@ class TrainingTime:
     beside_s: float = 0.0
 
 
-@dataclass
 class MeasuredTimes:
     """Times of past iterations, of which the newest few count.
 
-    Attributes:
+    Args:
         updates: weight updates in an iteration; only the training of the first can begin early.
     """
 
-    updates: int = 1
-    _batch_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    _rest_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    _start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    _train_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    def __init__(self, updates: int = 1) -> None:
+        self._updates = updates
+        self._batch_s, self._rest_s, self._start_s, self._train_s = (
+            deque[float](maxlen=_REMEMBERED) for _ in range(4)
+        )
 
     def add_batch_time(self, seconds: float) -> None:
         """Add the seconds that a device took for a batch of an iteration: the median over its batches."""
@@ -199,7 +198,7 @@ class MeasuredTimes:
             training: time of trainers that leave rollouts, partly contained in `seconds`; None if they stay.
         """
         if training is not None:
-            early_s = training.whole_s / self.updates
+            early_s = training.whole_s / self._updates
             self._train_s.append(early_s)
             seconds -= early_s - training.beside_s
         self._rest_s.append(max(0.0, seconds))

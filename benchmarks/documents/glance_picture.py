@@ -56,7 +56,15 @@ def _idle_time(overlap: Mapping[str, Any]) -> list[str]:
 
 
 def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
-    curves = {name: _mean_curve(exploration["arms"][name]) for name, _, _ in CURVES}
+    # Mean share of exact images over the run seeds, by samples trained on, at evaluations that all have.
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for name, _, _ in CURVES:
+        arm = exploration["arms"][name]
+        shares = [dict(zip(curve["iterations"], curve["exact"], strict=True)) for curve in arm["curves"]]
+        common = sorted(set(shares[0]).intersection(*shares))
+        curves[name] = [
+            (arm["trained"] * at, statistics.fmean(curve[at] for curve in shares)) for at in common
+        ]
     last = max(samples for curve in curves.values() for samples, _ in curve)
     high = 0.1 * -(-max(share for curve in curves.values() for _, share in curve) // 0.1)
 
@@ -85,13 +93,6 @@ def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
             _text(LEFT + 216, TOP + 10 + 18 * place, label, size=13),
         ]
     return parts
-
-
-def _mean_curve(arm: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Mean share of exact images over the run seeds, by samples trained on, at evaluations that all have."""
-    shares = [dict(zip(curve["iterations"], curve["exact"], strict=True)) for curve in arm["curves"]]
-    common = sorted(set(shares[0]).intersection(*shares))
-    return [(arm["trained"] * at, statistics.fmean(curve[at] for curve in shares)) for at in common]
 
 
 def _text(

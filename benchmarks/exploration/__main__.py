@@ -27,8 +27,7 @@ from collections.abc import Iterable
 from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, LARGE, TASKS, arm_config, plain_arms
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, add_curve_options, curve_name
 from benchmarks.exploration.summary import summarise
-from benchmarks.exploration.tuning import Tuned, choose, tuned_of, tuning_curves
-from benchmarks.exploration.tuning_prompts import tuning_settings
+from benchmarks.exploration.tuning import Tuned, choose, tuned_of, tuning_curves, tuning_settings
 from benchmarks.report import finish, options
 from storage.home import Home
 

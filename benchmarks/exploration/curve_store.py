@@ -95,7 +95,11 @@ class CurveStore:
                     ends = f"exact {curve.exact[0]:.3f} -> {curve.exact[-1]:.3f}"
                     print(f"{key}: {ends}, score {curve.score[-1]:.3f}", file=sys.stderr, flush=True)
         if self.keeps:
-            self.copy_to_repository()
+            for commit in self._commits:
+                place = KEPT / self.name / commit
+                for path in (self._home / commit).glob("*.json"):
+                    place.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, place / path.name)
         return found
 
     def kept(self, wanted: Mapping[Key, CurveWanted]) -> dict[Key, Curve]:
@@ -119,14 +123,6 @@ class CurveStore:
         draft = path.with_suffix(".writing")
         draft.write_text(json.dumps(asdict(values)), encoding="utf-8")
         draft.replace(path)
-
-    def copy_to_repository(self) -> None:
-        """Copy the home's curves into the repository."""
-        for commit in self._commits:
-            for path in (self._home / commit).glob("*.json"):
-                place = KEPT / self.name / commit / path.name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, place)
 
     @property
     def _commits(self) -> list[str]:

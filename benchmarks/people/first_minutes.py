@@ -88,7 +88,12 @@ def demo_peak_gib() -> float:
 
     def watch(home: str) -> None:
         while not over.wait(1.0):
-            peaks.append(sum(_held_bytes(process, home) for process in psutil.process_iter()))
+            held = 0
+            for process in psutil.process_iter():
+                with suppress(psutil.Error, OSError):  # another user's, or it has ended
+                    if process.environ().get(HOME_VARIABLE) == home:  # Ray's processes have it, too
+                        held += int(process.memory_full_info().pss)
+            peaks.append(held)
 
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home,
@@ -103,14 +108,6 @@ def demo_peak_gib() -> float:
             over.set()
             watcher.join()
     return max(peaks) / 2**30
-
-
-def _held_bytes(process: psutil.Process, home: str) -> int:
-    """Bytes of a process with that home, Ray's among them; 0 for another, or one that has ended."""
-    with suppress(psutil.Error, OSError):
-        if process.environ().get(HOME_VARIABLE) == home:
-            return int(process.memory_full_info().pss)
-    return 0
 
 
 def _train(home: str, *arguments: str) -> Terminal:

@@ -173,26 +173,31 @@ def test_the_summary_has_every_wanted_figure_and_none_for_what_is_missing():
     assert {stage.name for stage in stages()} >= found.keys() - {"learning_cpu"}
 
 
-def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of kept results, of a benchmark that has just begun and forks nothing with imports done."""
+    (folder := tmp_path / "results").mkdir()
+    for module in (gpu_day, report):
+        monkeypatch.setattr(module, "RESULTS", folder)
+    monkeypatch.setattr(gpu_day, "_FORKED", ())
+    monkeypatch.setattr(gpu_day, "process_age_s", lambda: 1.0)  # pytest may have run for the whole budget
+    monkeypatch.setattr("os.environ", os.environ.copy())
+    return folder
+
+
+def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(results: Path, monkeypatch: pytest.MonkeyPatch):
     def learn(setting: Setting, report: Reporter) -> None:
         report(time_to_gain_s=300.0 if setting.limit_s > 1000 else None)
 
     of_gpu = kept(learning={"status": "done", "seconds": 50.0, "figures": {"time_to_gain_s": 20.0}})
     of_gpu["figures"]["machine"] = {"cpus": 16}
-    (tmp_path / "gpu_day.json").write_text(json.dumps(of_gpu))
-    for module in (gpu_day, report):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    (results / "gpu_day.json").write_text(json.dumps(of_gpu))
     monkeypatch.setattr(gpu_day, "stages", lambda: [Stage("learning", 60.0, learn)])
-    monkeypatch.setattr(gpu_day, "_FORKED", ())
-    monkeypatch.setattr(gpu_day, "process_age_s", lambda: 1.0)  # pytest may have run for the whole budget
     monkeypatch.setattr(
         "sys.argv", ["gpu_day", "--only", "learning", "--device", "cpu", "--keep", "--commit", "def"]
     )
-    monkeypatch.setattr("os.environ", os.environ.copy())
     gpu_day.main()
-    result = json.loads((tmp_path / "gpu_day.json").read_text())
+    result = json.loads((results / "gpu_day.json").read_text())
     assert {name: stage["device"] for name, stage in result["figures"]["by_stage"].items()} == {
         "learning": "NVIDIA H100 80GB HBM3", "learning_cpu": "cpu",
     }  # fmt: skip
@@ -205,21 +210,17 @@ def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
     assert section(of_cpu).startswith(NOT_YET) and headline(of_cpu).startswith(NOT_YET)
 
 
-def test_figures_of_another_gpu_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_figures_of_another_gpu_stay_as_they_are(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def look(setting: Setting, report: Reporter) -> None:
         report(device="NVIDIA H200", expandable_segments=True)
 
-    results, out = tmp_path / "results", tmp_path / "out"
-    results.mkdir()
+    out = tmp_path / "out"
     before = json.dumps(kept(runtime={"status": "done", "seconds": 50.0, "figures": {}}))
     (results / "gpu_day.json").write_text(before)
-    for module in (gpu_day, report):
-        monkeypatch.setattr(module, "RESULTS", results)
     monkeypatch.setattr(gpu_day, "look", look)
     monkeypatch.setattr(gpu_day, "stages", lambda: [Stage("bits", 60.0, steady)])
-    monkeypatch.setattr(gpu_day, "_FORKED", ())
-    monkeypatch.setattr(gpu_day, "process_age_s", lambda: 1.0)
-    monkeypatch.setattr("os.environ", os.environ.copy())
     command = ["gpu_day", "--keep", "--commit", "def"]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit, match="are of NVIDIA H100 80GB HBM3, and this is NVIDIA H200: give --out"):

@@ -20,8 +20,15 @@ from benchmarks.exploration.exploration_auto import CASES, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
 from benchmarks.exploration.summary import ArmCurves, gains_at_equal, ratio, summarise
-from benchmarks.exploration.tuning import TUNING_SEED, choose, tuning_curves
-from benchmarks.exploration.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
+from benchmarks.exploration.tuning import (
+    HELD_OUT,
+    SUBJECTS,
+    TUNING_SEED,
+    choose,
+    tuning_curves,
+    tuning_settings,
+    tuning_split,
+)
 from benchmarks.report import RESULTS
 from gpu_runtime.exploration.strategies.fresh import FRESH
 from gpu_runtime.exploration.strategies.plain import PLAIN

@@ -16,12 +16,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.running_up import free_port
+from tests.running_up import ROOT, free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 120.0
 _PATIENCE_S = 120.0
 """For anything on a page: a busy machine draws slowly, and nothing is judged by it."""
@@ -56,6 +56,13 @@ def find_chromium() -> str | None:
         "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
     )  # fmt: skip
     return next((found for name in names if (found := shutil.which(name))), None)
+
+
+IN_CHROMIUM = (
+    pytest.mark.browser,
+    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
+)
+"""Marks of tests that need one."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +126,14 @@ def _page(browser: Browser, width: int = 1400, height: int = 1000, alone: bool =
         yield page
         # A browser without windows does not ask for the icon in a window's title: the page names it.
         asked |= set(page.evaluate(_NAMED_ADDRESSES))
-        foreign = sorted(address for address in asked if not _is_of_this_machine(address))
+        foreign = sorted(
+            address
+            for address in asked
+            if (parts := urlsplit(address)).scheme not in ("data", "blob", "about", "file")
+            and parts.hostname not in ("127.0.0.1", "localhost")
+        )
         assert not (alone and foreign), f"the page asked other machines: {foreign}"
         assert not (alone and errors), errors
-
-
-def _is_of_this_machine(address: str) -> bool:
-    parts = urlsplit(address)
-    return parts.scheme in ("data", "blob", "about", "file") or parts.hostname in ("127.0.0.1", "localhost")
 
 
 def open_page(page: Page, address: str, last: str, plots: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
@@ -22,14 +23,13 @@ def read_anew() -> None:
         kept.clear()
 
 
-def page_file(name: str) -> Path:
-    """The file of a page, such as `spot`."""
-    return UI / "pages" / name / "page.py"
+def opened_page(shown: str | Path, **query: str) -> AppTest:
+    """A page, such as `spot` or that of a file, opened at an address with such a query.
 
-
-def opened_page(path: Path, query: dict[str, str]) -> AppTest:
-    """The page of a file, opened at an address with such a query."""
-    page = AppTest.from_file(str(path), default_timeout=280)
+    AppTest does not follow the entrance's navigation, which `tests/e2e/test_browser.py` does.
+    """
+    file = UI / "pages" / shown / "page.py" if isinstance(shown, str) else shown
+    page = AppTest.from_file(str(file), default_timeout=280)
     for name, value in query.items():
         page.query_params[name] = value
     return ran(page)
@@ -55,6 +55,12 @@ def sentences(page: AppTest) -> str:
 def captions(page: AppTest) -> str:
     """The small texts, in one."""
     return "\n".join(caption.value for caption in page.caption)
+
+
+def titles(page: AppTest) -> list[str]:
+    """The titles of the page's charts."""
+    specs = [json.loads(chart.proto.spec) for chart in page.get("plotly_chart")]
+    return [spec["layout"]["title"]["text"] for spec in specs]
 
 
 def pictures(page: AppTest) -> str:

@@ -61,9 +61,12 @@ def iteration_record(run_id: str, iteration: int, started_at: float, samples: in
         )
         for place, score in enumerate(scores)
     ]  # fmt: skip
+    reserved: _Course = [("load", 1.0), ("rollout", 9.0), ("train", 7.0), ("idle", 1.0)]
+    spot: _Course = [("load", 1.0), ("rollout", 9.0), ("idle", 8.0)]
+    intervals = _intervals(started_at, reserved, range(1)) + _intervals(started_at, spot, range(1, 3))
     return IterationRecord(
         run_id, iteration, iteration, started_at, started_at + ITERATION_S, metrics, rows,
-        intervals=(intervals := _iteration_intervals(started_at)), paid_time=paid_for(intervals),
+        intervals=intervals, paid_time=paid_for(intervals),
     )  # fmt: skip
 
 
@@ -143,27 +146,17 @@ def _picture(run_id: str, iteration: int, place: int, with_png: bool) -> JudgedI
     word = _word(1000 + place)
     read = word[:right] + "".join("O0Q"[k] for k in range(3 - right))
     picture = png(read, place, 110 - 2 * iteration) if with_png else None
-    return JudgedImage(
-        prompt_id=place, prompt=f'a sign that says "{word}"', seed_index=0, tag="", score=right / 3,
-        exact=right == 3, detail=f'read "{read}"', error=None, png=picture, figures=_looks(iteration, place),
-    )  # fmt: skip
-
-
-def _looks(iteration: int, place: int) -> dict[str, float]:
-    """Nearer to the renderer's picture the later, and a little grainier."""
     dice = random.Random(place)
-    return {
+    looks = {  # nearer to the renderer's picture the later, and a little grainier
         "truth_distance": dice.uniform(0.08, 0.12) * 0.99**iteration,
         "grain": dice.uniform(0.018, 0.022) * 1.002**iteration,
         "edges": dice.uniform(0.2, 0.3),
         "diversity_across": dice.uniform(0.9, 1.1),
     }
-
-
-def _iteration_intervals(started_at: float) -> list[StateInterval]:
-    reserved: _Course = [("load", 1.0), ("rollout", 9.0), ("train", 7.0), ("idle", 1.0)]
-    spot: _Course = [("load", 1.0), ("rollout", 9.0), ("idle", 8.0)]
-    return _intervals(started_at, reserved, range(1)) + _intervals(started_at, spot, range(1, 3))
+    return JudgedImage(
+        prompt_id=place, prompt=f'a sign that says "{word}"', seed_index=0, tag="", score=right / 3,
+        exact=right == 3, detail=f'read "{read}"', error=None, png=picture, figures=looks,
+    )  # fmt: skip
 
 
 def _intervals(started_at: float, states: _Course, devices: range) -> list[StateInterval]:

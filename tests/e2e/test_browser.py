@@ -13,13 +13,9 @@ import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
-from tests.browser import Album, NewPage, await_plots, dashboard, find_chromium, open_page
+from tests.browser import IN_CHROMIUM, Album, NewPage, await_plots, dashboard, open_page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.xdist_group("recorded"),
-    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
-]
+pytestmark = [*IN_CHROMIUM, pytest.mark.xdist_group("recorded")]
 
 
 _ROW_PX = 35

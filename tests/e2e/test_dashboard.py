@@ -28,7 +28,7 @@ APP = UI / "server" / "app.py"
 
 
 def opened(**query: str) -> AppTest:
-    return opened_page(APP, query)
+    return opened_page(APP, **query)
 
 
 def texts(page: AppTest) -> str:

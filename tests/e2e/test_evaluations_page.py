@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.record.records import JudgedImage
 from storage.record.run_store import RunStore
-from tests.dashboard_page import opened_page, page_file, pictures, sentences
+from tests.dashboard_page import opened_page, pictures, sentences
 from tests.sample_run import write_sample_run
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -44,12 +43,8 @@ def evaluate(
     )  # fmt: skip
 
 
-def opened(**query: str) -> AppTest:
-    return opened_page(page_file("evaluations"), query)
-
-
 def test_without_any_it_says_how_to_make_one(store: RunStore):
-    page = opened()
+    page = opened_page("evaluations")
     assert "No evaluations yet" in sentences(page)
     assert "spotlight evaluate RUN" in page.code[0].value
     assert not any(store.home.path.iterdir())
@@ -58,7 +53,7 @@ def test_without_any_it_says_how_to_make_one(store: RunStore):
 def test_an_evaluation_is_shown_by_tag_and_image_by_image(store: RunStore):
     evaluate(store, "before", None, [0.0, 0.5, 0.5, 0.0])
     evaluate(store, "after", "r", [1.0, 0.5, -1.0, 0.5])
-    page = opened()
+    page = opened_page("evaluations")
     listed, by_tag, images = (frame.value for frame in page.dataframe)
     assert listed["evaluation"].tolist() == ["after", "before"]
     assert listed["of"].tolist() == ["r", "untouched model"]
@@ -76,7 +71,7 @@ def test_an_evaluation_is_shown_by_tag_and_image_by_image(store: RunStore):
 def test_two_evaluations_are_compared_prompt_by_prompt(store: RunStore):
     evaluate(store, "before", None, [0.0, 0.5, 0.5, 0.0])
     evaluate(store, "after", None, [1.0, 0.5, 0.5, 0.5])
-    page = opened(evaluation="after")
+    page = opened_page("evaluations", evaluation="after")
     page.selectbox("before-after").select("before").run()
     assert not page.exception
     difference = page.dataframe[2].value.set_index("tag")
@@ -92,7 +87,7 @@ def test_kept_images_are_shown_with_prompt_and_score(store: RunStore, tmp_path: 
     (folder / "00001" / "samples").mkdir(parents=True)
     (folder / "00001" / "samples" / "0000.png").write_text("a secret, and no image")
     evaluate(store, "kept", None, [0.25, 0.5, -1.0], folder=str(folder))
-    page = opened()
+    page = opened_page("evaluations")
     shown = pictures(page)
     assert shown.count("<img") == 2
     assert "a &lt;b&gt;0&lt;/b&gt;" in shown and "score 0.25: read it" in shown
@@ -104,7 +99,7 @@ def test_kept_images_are_shown_with_prompt_and_score(store: RunStore, tmp_path: 
 @pytest.mark.parametrize("query", [{"evaluation": "a*b"}, {"run": "a*b"}], ids=str)
 def test_no_other_evaluation_is_shown_for_an_unknown_one(store: RunStore, query: dict[str, str]):
     evaluate(store, "kept", None, [0.5])
-    page = opened(**query)
+    page = opened_page("evaluations", **query)
     assert page.selectbox[0].value is None
     assert page.warning[0].value == r"No evaluation or evaluated run is called a\*b."
     assert len(page.dataframe) == 1, "the list of all"
@@ -116,9 +111,9 @@ def test_an_evaluation_and_the_run_of_its_weights_lead_to_each_other(store: RunS
     write_sample_run(store, "r", iterations=1)
     evaluate(store, "of-run", "r", [0.5])
     evaluate(store, "newer", None, [0.5])
-    page = opened(run="r")
+    page = opened_page("evaluations", run="r")
     assert page.selectbox[0].value == "of-run"
     [back] = page.get("link_button")
     assert back.proto.url == "/?run=r"
-    [to_evaluations] = opened_page(page_file("convergence"), {"run": "r"}).get("link_button")
+    [to_evaluations] = opened_page("convergence", run="r").get("link_button")
     assert to_evaluations.proto.url == "/evaluations?run=r"

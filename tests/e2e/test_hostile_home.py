@@ -16,7 +16,7 @@ from storage.config.run_config import RunConfig
 from storage.record.records import DeviceEvent
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
-from tests.dashboard_page import UI, opened_page, page_file
+from tests.dashboard_page import UI, opened_page
 from tests.sample_run import evaluation_record, iteration_record
 from tests.sample_seeds import explored, mark_as_exploring
 
@@ -64,7 +64,7 @@ def hostile(store: RunStore) -> RunStore:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_show_hostile_text_and_read_no_other_file(hostile: RunStore, name: str):
-    page = opened_page(page_file(name), {"run": "../../secret.txt"})
+    page = opened_page(name, run="../../secret.txt")
     assert SECRET not in everything_on(page)
     for element in page.get("html"):
         assert "<script" not in element.proto.body
@@ -78,7 +78,7 @@ def test_pages_show_hostile_text_and_read_no_other_file(hostile: RunStore, name:
 @pytest.mark.parametrize("wanted", NAMES)
 def test_an_address_can_name_runs_only(hostile: RunStore, wanted: str):
     hostile.create_run("sound", RunConfig(), {}, os.getpid())
-    page = opened_page(page_file("convergence"), {"run": wanted})
+    page = opened_page("convergence", run=wanted)
     assert SECRET not in everything_on(page)
     if wanted == "../../secret.txt":  # what a run of the database is called
         assert page.header[0].value.startswith(wanted)
@@ -94,7 +94,7 @@ def test_a_catalogue_made_elsewhere_is_not_read(hostile: RunStore):
             f"CREATE VIEW events AS SELECT '../../secret.txt' AS run_id, 1 AS event_id, 0.0 AS happened_at, "
             f"'mlflow' AS kind, content AS message FROM read_text('{secret}')"
         )
-    page = opened_page(page_file("convergence"), {})
+    page = opened_page("convergence")
     assert SECRET not in everything_on(page)
     assert not page.error
 
@@ -106,12 +106,12 @@ def test_a_link_in_a_run_s_folder_shows_nothing_of_what_it_leads_to(hostile: Run
     file.unlink()
     file.symlink_to(hostile.home.path.parent / "secret.txt")
     for page in ("convergence", "seeds"):
-        assert SECRET not in everything_on(opened_page(page_file(page), {}))
+        assert SECRET not in everything_on(opened_page(page))
 
 
 def test_a_status_of_a_later_version_is_shown_as_it_is(hostile: RunStore):
     hostile.folder("../../secret.txt").change(RUN_FILE, lambda run: run | {"status": "paused"})
-    page = opened_page(page_file("convergence"), {"run": "../../secret.txt"})
+    page = opened_page("convergence", run="../../secret.txt")
     assert ":gray-badge[paused]" in page.header[0].value
 
 

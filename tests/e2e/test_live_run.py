@@ -15,7 +15,7 @@ from storage.config.run_config import RunConfig
 from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
-from tests.dashboard_page import figures, opened_page, page_file, ran, read_anew
+from tests.dashboard_page import figures, opened_page, ran, read_anew
 from tests.sample_run import evaluation_record, iteration_record
 from ui.charts.layout import Axis
 from ui.data.run import read_run
@@ -48,7 +48,7 @@ def progress(page: AppTest) -> str:
 
 @pytest.mark.parametrize("name", ["convergence", "spot"])
 def test_a_live_run_says_what_it_does_and_when_it_is_done(live: RunStore, name: str):
-    page = opened_page(page_file(name), {})
+    page = opened_page(name)
     text = progress(page)
     assert text.startswith("Iteration 10 of 40 · training for ")
     assert "exploring for " in text
@@ -69,7 +69,7 @@ def test_the_time_left_is_that_of_the_recent_iterations(live: RunStore):
 
 
 def test_metrics_are_chosen_smoothed_and_put_on_an_axis(live: RunStore):
-    page = opened_page(page_file("convergence"), {})
+    page = opened_page("convergence")
     before = len(page.get("plotly_chart"))
     assert "gradient_norm" in page.multiselect("metrics").options
     page.multiselect("metrics").set_value(["gradient_norm", "loss"]).run()
@@ -106,6 +106,6 @@ def test_a_smoothed_course_begins_without_a_bias_and_keeps_gaps():
 def test_a_run_without_a_log_is_shown_too(live: RunStore):
     (live.home.run("live") / EVENTS_FILE).unlink()
     read_anew()
-    page = ran(opened_page(page_file("convergence"), {}))
+    page = ran(opened_page("convergence"))
     assert progress(page).startswith("Iteration 10 of 40 · about ")
     assert figures(page)["Iterations"] == "10 of 40"

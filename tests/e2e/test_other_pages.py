@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import time
 
@@ -22,11 +21,11 @@ from tests.dashboard_page import (
     captions,
     figures,
     opened_page,
-    page_file,
     pictures,
     ran,
     read_anew,
     sentences,
+    titles,
 )
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
@@ -40,17 +39,13 @@ FRAMES = ("runs", "convergence")  # a page of all runs and one of a run: what is
 TABLES = ("iterations", "samples", "candidates", "worker_states", "evaluation_images")
 
 
-def opened(name: str, **query: str) -> AppTest:
-    return opened_page(page_file(name), query)
-
-
 def charts(page: AppTest) -> list[str]:
     return [str(chart.proto) for chart in page.get("plotly_chart")]
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_an_empty_home_says_how_to_start(store: RunStore, name: str):
-    page = opened(name)
+    page = opened_page(name)
     assert page.title[0].value == "No runs yet"
     assert page.code[0].value == "spotlight train --preset glyphs"
     assert not any(store.home.path.iterdir()), "looking must not make anything"
@@ -68,7 +63,7 @@ def test_an_empty_home_says_how_to_start(store: RunStore, name: str):
 )
 def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore, name: str, words: str):
     store.create_run("r", RunConfig(), {}, os.getpid())
-    page = opened(name)
+    page = opened_page(name)
     assert words in sentences(page)
     assert not page.get("plotly_chart")
 
@@ -76,7 +71,7 @@ def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore, name: str, word
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_home_of_an_earlier_version_is_explained(store: RunStore, name: str):
     make_earlier_home(store.home)
-    assert "was made by an earlier version" in opened(name).error[0].value
+    assert "was made by an earlier version" in opened_page(name).error[0].value
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -84,7 +79,7 @@ def test_a_damaged_description_of_a_run_is_named(store: RunStore, name: str):
     store.create_run("r", RunConfig(), {}, os.getpid())
     file = store.home.run("r") / RUN_FILE
     file.write_bytes(os.urandom(2000))
-    assert f"{file.name} is damaged" in opened(name).error[0].value.replace("\\", "")
+    assert f"{file.name} is damaged" in opened_page(name).error[0].value.replace("\\", "")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -92,7 +87,7 @@ def test_of_damaged_rows_the_rest_is_shown(store: RunStore, name: str):
     write_sample_run(store, "r", iterations=3, status="running", exploring=True)
     for table in TABLES:
         damage(row_files(store, "r", table)[-1])
-    page = opened(name)
+    page = opened_page(name)
     assert not [box for box in page.error if "DuckDB" in box.value]
     if name == "runs":
         assert page.dataframe[0].value["run"].tolist() == ["r"]
@@ -105,14 +100,14 @@ def test_of_damaged_rows_the_rest_is_shown(store: RunStore, name: str):
 def test_folders_without_a_description_are_named(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
     (store.home.run("r") / RUN_FILE).unlink()
-    assert "has no run.json" in opened("runs").warning[0].value.replace("\\", "")
+    assert "has no run.json" in opened_page("runs").warning[0].value.replace("\\", "")
 
 
 def test_runs_are_compared(store: RunStore):
     write_sample_run(store, "long", iterations=20)
     write_sample_run(store, "short", iterations=10)
     store.create_run("silent", RunConfig(), {}, os.getpid())
-    page = opened("runs")
+    page = opened_page("runs")
     table = page.dataframe[0].value
     assert table["run"].tolist() == ["silent", "short", "long"]
     assert table["at work"].tolist()[2] == "6 min 27 s", "20 iterations of 18 s and three evaluations of 9 s"
@@ -133,7 +128,7 @@ def test_runs_are_compared(store: RunStore):
 
 def test_a_new_run_appears_in_the_table(store: RunStore):
     store.create_run("live", RunConfig(), {}, os.getpid())
-    page = opened("runs")
+    page = opened_page("runs")
     store.commit_evaluation(evaluation_record("live", 0, time.time()))
     time.sleep(CACHE_S)
     ran(page)
@@ -141,7 +136,7 @@ def test_a_new_run_appears_in_the_table(store: RunStore):
 
 
 def test_the_bill_and_what_it_would_be_on_demand_only(recorded: None):
-    page = opened("cost", run="glyphs-1")
+    page = opened_page("cost", run="glyphs-1")
     seconds = 40 * 18 + 5 * 9
     shown = figures(page)
     assert shown["On demand only"] == f"${3 * seconds * 10.98 / 3600:.2f}"
@@ -159,7 +154,7 @@ def test_the_bill_and_what_it_would_be_on_demand_only(recorded: None):
 
 
 def test_images_over_the_iterations(recorded: None):
-    page = opened("images", run="glyphs-1")
+    page = opened_page("images", run="glyphs-1")
     grid = pictures(page)
     assert grid.count("<details") == 8 * 5, "a page of eight prompts, five evaluations"
     assert grid.count("before training</div>") == 8
@@ -194,7 +189,7 @@ def chosen_evaluation(page: AppTest) -> str:
 def test_the_health_of_a_run(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
     write_spot_run(store, "r", iterations=6, start=1e9, lost_in=5)
-    page = opened("health")
+    page = opened_page("health")
     text = "\n".join(part.value for part in page.markdown)
     assert "Idle spot devices" in text, "10 % idle is fine"
     assert "No problems" in sentences(page) or "other checks." in text
@@ -207,14 +202,8 @@ def test_the_health_of_a_run(store: RunStore):
     )
 
 
-def titles(page: AppTest) -> list[str]:
-    """The titles of a page's charts."""
-    specs = [json.loads(chart.proto.spec) for chart in page.get("plotly_chart")]
-    return [spec["layout"]["title"]["text"] for spec in specs]
-
-
 def test_each_chart_stands_on_one_page_once(recorded: None):
-    found = [title for name in PAGES if name != "runs" for title in titles(opened(name, run="explored"))]
+    found = [title for name in PAGES if name != "runs" for title in titles(opened_page(name, run="explored"))]
     assert len(found) > 10
     assert sorted(found) == sorted(set(found))
 
@@ -228,7 +217,7 @@ def test_an_objective_without_clipping_shows_no_figure_of_it(store: RunStore):
         for iteration in (1, 2):
             store.commit_iteration(iteration_record(objective, iteration, time.time()))
         read_anew()
-        page = opened("convergence", run=objective)
+        page = opened_page("convergence", run=objective)
         shown[objective] = [*titles(page), *figures(page)]
     assert {"Clipped denoising steps", "Ratio deviation at the first update"} <= set(shown["grpo"]), shown
     assert not [text for text in shown["nft"] if "lipped" in text or "atio dev" in text]
@@ -244,7 +233,7 @@ def on_cpu(store: RunStore, run_id: str) -> None:
 @pytest.mark.parametrize("name", ["convergence", "spot", "cost", "health", "seeds", "images"])
 def test_a_run_on_cpu_is_called_modelled_once_a_page(store: RunStore, name: str):
     on_cpu(store, "cpu")
-    page = opened(name)
+    page = opened_page(name)
     assert page.header[0].value.endswith(" :gray-badge[dollars modelled]")
     texts = [*page.markdown, *page.caption, *page.subheader]
     assert "modelled]" not in sentences(page) + "".join(part.value for part in texts)
@@ -257,7 +246,7 @@ def test_a_run_on_cpu_is_called_modelled_once_a_page(store: RunStore, name: str)
 def test_every_sum_of_a_report_and_a_comparison_on_cpu_is_called_modelled(store: RunStore):
     on_cpu(store, "cpu")
     report = report_page(store, "cpu")
-    for text in [report.rpartition("<body>")[2], *charts(opened("runs"))]:
+    for text in [report.rpartition("<body>")[2], *charts(opened_page("runs"))]:
         assert text.count("US dollars") == text.count("US dollars (modelled)")
     assert "<th>usd (modelled)</th>" in report
     assert "<th>usd</th>" not in report

@@ -10,15 +10,11 @@ import pytest
 from storage.evaluations.reproductions import write_reproduction
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.browser import Album, NewPage, dashboard, find_chromium, open_page, overprinted
+from tests.browser import IN_CHROMIUM, Album, NewPage, dashboard, open_page, overprinted
 from tests.e2e.test_evaluations_page import evaluate
 from tests.e2e.test_reproducibility_page import done
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.xdist_group("recorded"),
-    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
-]
+pytestmark = [*IN_CHROMIUM, pytest.mark.xdist_group("recorded")]
 
 WIDTH = 390
 SCREENS = 6

@@ -17,16 +17,15 @@ from flows.deployed.forms import PresetName, TrainingForm
 from flows.server.note import home_password
 from storage.evaluations.reproductions import reproduction_of
 from storage.record.run_store import RunStore
-from tests.browser import Album, NewPage, find_chromium, open_page
+from tests.browser import IN_CHROMIUM, Album, NewPage, open_page
 from tests.prefect_pages import RUN_S, PrefectPages
 from tests.running_up import RunningUp
 
 pytestmark = [
-    pytest.mark.browser,
+    *IN_CHROMIUM,
     pytest.mark.slow,
     pytest.mark.xdist_group("up"),
     pytest.mark.timeout(1500),  # a whole run that explores, on two cores that have other things to do
-    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
 ]
 
 EXPLORED = "explored"

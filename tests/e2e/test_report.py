@@ -10,14 +10,10 @@ from playwright.sync_api import Page
 
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.browser import Album, NewPage, find_chromium, overprinted
+from tests.browser import IN_CHROMIUM, Album, NewPage, overprinted
 from ui.report.report import write_report
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.xdist_group("recorded"),
-    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
-]
+pytestmark = [*IN_CHROMIUM, pytest.mark.xdist_group("recorded")]
 
 PLOTS = 23  # of the run `explored`
 TWO_IN_A_ROW_FROM_PX = 1280

@@ -6,9 +6,7 @@ import dataclasses
 
 from storage.evaluations.reproductions import Reproduction, write_reproduction
 from storage.record.run_store import RunStore
-from tests.dashboard_page import opened_page, page_file
-
-PAGE = page_file("reproducibility")
+from tests.dashboard_page import opened_page
 
 
 def done(name: str, started_at: float, **changes: object) -> Reproduction:
@@ -20,7 +18,7 @@ def done(name: str, started_at: float, **changes: object) -> Reproduction:
 
 
 def test_nothing_yet_says_what_to_do(store: RunStore):
-    page = opened_page(PAGE, {})
+    page = opened_page("reproducibility")
     assert [box.value for box in page.info] == ["No reproductions yet."]
     assert "spotlight reproduce RUN" in page.code[0].value
 
@@ -34,7 +32,7 @@ def test_the_newest_of_each_series_is_on_top_and_a_drift_is_red(store: RunStore)
         done("d", 1e9, series="shapes"),
     ):
         write_reproduction(store.home, row)
-    page = opened_page(PAGE, {})
+    page = opened_page("reproducibility")
     (red,) = page.error
     assert red.value.startswith("**glyphs**")
     assert red.value.endswith("drifted. seed was 0, is 1")
@@ -50,7 +48,7 @@ def test_the_newest_of_each_series_is_on_top_and_a_drift_is_red(store: RunStore)
 def test_markup_in_a_name_is_shown_and_not_run(store: RunStore):
     name = "<script>alert(1)</script> ![x](http://127.0.0.1/x.png)"
     write_reproduction(store.home, done("x", 1e9, series=name, verdict="failed", message="a $ b $ c"))
-    page = opened_page(PAGE, {})
+    page = opened_page("reproducibility")
     (red,) = page.error
     assert r"\<script\>alert(1)\</script\> \!\[x\](http" in red.value
     assert red.value.endswith(r"a \$ b \$ c")

@@ -15,7 +15,7 @@ import streamlit as st
 from storage.config.run_config import RunConfig
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
-from tests.dashboard_page import opened_page, page_file, ran, read_anew, sentences
+from tests.dashboard_page import opened_page, ran, read_anew, sentences
 from tests.sample_run import write_sample_run
 from ui.data.run import read_run
 from ui.report.report import report_page
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.xdist_group("recorded")
 
 def words(store: RunStore, run_id: str) -> list[str]:
     """What the table of runs, the Run box, the header and the report call it."""
-    runs = opened_page(page_file("runs"), {})
+    runs = opened_page("runs")
     table = runs.dataframe[0].value.set_index("run")["status"]
-    page = opened_page(page_file("health"), {"run": run_id})
+    page = opened_page("health", run=run_id)
     box = next(option for option in page.selectbox[0].options if option.startswith(f"{run_id} · "))
     header = page.header[0].value.partition("-badge[")[2].partition("]")[0]
     return [str(table.loc[run_id]), box.split(" · ")[1], header, read_run(store, run_id).status]
@@ -42,7 +42,7 @@ def ended_process() -> int:
 def test_a_run_whose_process_is_gone_is_interrupted_everywhere(store: RunStore):
     write_sample_run(store, "gone", iterations=1, status="running", pid=(pid := ended_process()))
     assert words(store, "gone") == ["interrupted"] * 4
-    text = sentences(opened_page(page_file("health"), {}))
+    text = sentences(opened_page("health"))
     assert f"process {pid} is gone" in text and "`spotlight resume gone`" in text
     assert store.run("gone").status == "running", "the dashboard only reads"
 
@@ -63,7 +63,7 @@ def test_a_run_that_is_being_resumed_is_starting_everywhere_until_it_ends(store:
     time.sleep(0.01)
     RunLog(store.home, "again").starting()
     assert words(store, "again") == ["starting"] * 4
-    assert "spotlight resume" not in str(opened_page(page_file("health"), {}).warning)
+    assert "spotlight resume" not in str(opened_page("health").warning)
     time.sleep(0.01)
     store.set_status("again", "failed", "no device started")
     read_anew()
@@ -82,7 +82,7 @@ def test_a_page_looks_for_new_runs_although_none_goes_on(
 
     monkeypatch.setattr(st, "fragment", fragment)
     write_sample_run(store, "old", iterations=1)
-    page = opened_page(page_file(name), {})
+    page = opened_page(name)
     assert parts == [None, "5s"]
     RunLog(store.home, "old").starting()
     store.create_run("new", RunConfig(), {}, os.getpid())

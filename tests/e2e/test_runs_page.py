@@ -15,7 +15,7 @@ from storage.config.run_config import RunConfig
 from storage.record.results import run_result
 from storage.record.run_store import RunNotes, RunStore
 from tasks.inputs import plugin_facts
-from tests.dashboard_page import opened_page, page_file, pictures, read_anew, sentences
+from tests.dashboard_page import opened_page, pictures, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_seeds import explored
 from tests.tampering import set_run
@@ -43,7 +43,7 @@ def page(store: RunStore) -> AppTest:
     begun(store, "shapes-1", "shapes", **shapes)
     begun(store, "glyphs-1")
     begun(store, "shapes-2", "my/shapes.toml", **shapes, exploration={"strategy": "stale"})
-    return opened_page(page_file("runs"), {})
+    return opened_page("runs")
 
 
 def test_the_table_says_what_was_trained_and_runs_of_one_task_are_compared_and_found(page: AppTest):
@@ -72,7 +72,7 @@ def test_runs_of_checks_are_left_out_marked_and_found(store: RunStore):
     store.create_run("again", RunConfig(), {"purpose": "reproduction"}, os.getpid())
     store.create_run("modelled", RunConfig(), {"simulated": "a fleet"}, os.getpid())
     set_run(store, "modelled", status="simulated")
-    page = opened_page(page_file("runs"), {})
+    page = opened_page("runs")
     assert listed(page) == ["own"], "checks and simulated runs are left out"
     page.toggle("run_checks").set_value(True).run()
     assert page.dataframe[0].value["purpose"].tolist() == ["", "reproduction", ""]
@@ -83,10 +83,10 @@ def test_runs_of_checks_are_left_out_marked_and_found(store: RunStore):
 def test_a_run_whose_folder_was_renamed_is_not_silently_gone(store: RunStore):
     for run_id in ("kept", "renamed"):
         begun(store, run_id)
-    assert not opened_page(page_file("runs"), {}).warning
+    assert not opened_page("runs").warning
     store.home.run("renamed").rename(store.home.runs / "best")
     read_anew()
-    page = opened_page(page_file("runs"), {})
+    page = opened_page("runs")
     assert listed(page) == ["kept"]
     assert "rename the folder to renamed" in page.warning[0].value
 
@@ -113,7 +113,7 @@ def test_the_compared_runs_and_the_figure_are_kept_in_the_address(page: AppTest)
     assert page.query_params["compare"] in ("shapes-2,shapes-1", ["shapes-2,shapes-1"])
     page.multiselect("compared").set_value(["shapes-1"]).run()
     assert page.query_params["compare"] in ("shapes-1", ["shapes-1"])
-    named = opened_page(page_file("runs"), {"compare": "glyphs-1,gone", "figure": "held-out exact matches"})
+    named = opened_page("runs", compare="glyphs-1,gone", figure="held-out exact matches")
     assert named.multiselect("compared").value == ["glyphs-1"]
     assert named.selectbox("compared_figure").value == "held-out exact matches"
     assert any("Not among the listed runs with a score: gone" in caption.value for caption in named.caption)
@@ -125,7 +125,7 @@ def test_compared_runs_have_their_settings_images_and_any_figure_side_by_side(st
         store.commit_evaluation(evaluation_record(run_id, 0, time.time(), images=4, gallery=2))
         store.commit_iteration(iteration_record(run_id, 1, time.time(), samples=32))
         store.set_status(run_id, "finished")
-    page = opened_page(page_file("runs"), {"compare": "slow,fast"})
+    page = opened_page("runs", compare="slow,fast")
     settings = next(table.value for table in page.dataframe if "setting" in table.value)
     assert settings.to_dict("records") == [
         {"setting": "optimizer.learning_rate", "slow": "1e-05", "fast": "0.001"}
@@ -147,12 +147,12 @@ def test_runs_that_differ_in_their_strategy_get_an_answer(store: RunStore):
         record = evaluation_record(strategy, skill, 1200.0)
         store.commit_evaluation(replace(record, iteration=5))
         store.set_status(strategy, "finished")
-    page = opened_page(page_file("runs"), {"compare": "off_policy,plain"})
+    page = opened_page("runs", compare="off_policy,plain")
     text = page.success[0].value.replace("\\", "")
     assert "off_policy: scores clearly higher than plain at equal iterations, trained samples" in text
     captions = "\n".join(caption.value for caption in page.caption)
     assert "another run seed may give another answer" in captions
-    assert opened_page(page_file("runs"), {"compare": "plain"}).success == []
+    assert opened_page("runs", compare="plain").success == []
 
 
 def test_a_reward_without_verdict_has_no_exact_matches_on_any_page(store: RunStore):
@@ -163,7 +163,7 @@ def test_a_reward_without_verdict_has_no_exact_matches_on_any_page(store: RunSto
     store.commit_evaluation(evaluation_record("graded", 1, time.time(), images=4, gallery=2))
     store.set_status("graded", "finished")
     for name in ("runs", "convergence", "seeds", "images", "health", "cost", "spot"):
-        page = opened_page(page_file(name), {"run": "graded"} if name != "runs" else {})
+        page = opened_page(name, **({"run": "graded"} if name != "runs" else {}))
         assert "exact" not in shown(page).lower().replace("exactly", ""), name
     report = report_page(store, "graded").rpartition("<body>")[2]
     assert "exact" not in re.sub(r"<script.*?</script>", "", report, flags=re.S).lower().replace(
@@ -221,7 +221,7 @@ def test_the_time_to_a_score_begins_with_training(store: RunStore):
         store.commit_iteration(iteration_record("r", iteration, 1009.0 + 18 * (iteration - 1), samples=32))
     store.commit_evaluation(evaluation_record("r", 10, 1189.0))
     store.set_status("r", "finished")
-    page = opened_page(page_file("runs"), {})
+    page = opened_page("runs")
     [row] = page.dataframe[1].value.to_dict("records")
     assert row["after iterations"] == "10"
     assert row["training for"] == "3 min 9 s", "ten iterations of 18 s and one evaluation of 9 s, not two"
@@ -242,12 +242,12 @@ def test_the_run_box_leaves_archived_runs_out_but_for_the_one_of_the_address(sto
     read_anew()
 
     def offered(**query: str) -> list[str]:
-        page = opened_page(page_file("health"), query)
+        page = opened_page("health", **query)
         return [option.partition(" ")[0] for option in page.selectbox[0].options]
 
     assert offered() == ["r-1", "r-0"], "the newest that is not archived is shown"
     assert offered(run="r-2") == ["r-2", "r-1", "r-0"]
-    page = opened_page(page_file("health"), {"run": "r-2"})
+    page = opened_page("health", run="r-2")
     text = "\n".join(part.value for part in [*page.markdown, *page.caption])
     assert all(words in text for words in ("archived]", "-badge[paper]", r"a\_b", r"see \*this\* \$1"))
     report = report_page(store, "r-2")
@@ -263,5 +263,5 @@ def test_the_run_box_leaves_archived_runs_out_but_for_the_one_of_the_address(sto
 def test_a_run_that_is_archived_is_not_called_one_without_a_score(store: RunStore):
     write_sample_run(store, "glyphs-1", iterations=2)
     store.change_notes("glyphs-1", archived=True)
-    page = opened_page(page_file("runs"), {})
+    page = opened_page("runs")
     assert "No listed run has been evaluated" in page.info[0].value

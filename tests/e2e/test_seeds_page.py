@@ -21,7 +21,6 @@ from tests.dashboard_page import (
     captions,
     figures,
     opened_page,
-    page_file,
     pictures,
     ran,
     read_anew,
@@ -32,13 +31,6 @@ from tests.sample_seeds import explored, mark_as_exploring
 from ui.pages.seeds.charts import draft_map
 
 pytestmark = pytest.mark.xdist_group("recorded")
-
-# The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
-PAGE = page_file("seeds")
-
-
-def opened(**query: str) -> AppTest:
-    return opened_page(PAGE, query)
 
 
 def titles(page: AppTest) -> list[str]:
@@ -54,7 +46,7 @@ def live_run(store: RunStore, run_id: str = "live") -> None:
 
 def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
     write_sample_run(store, iterations=2)
-    page = opened()
+    page = opened_page("seeds")
     assert "does not explore" in page.info[0].value
     assert page.code[-1].value.endswith("--set exploration.strategy=stale")
     assert not page.get("plotly_chart")
@@ -62,7 +54,7 @@ def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
 
 
 def test_a_finished_run(recorded: None, recorded_home: Home):
-    page = opened()
+    page = opened_page("seeds")
     said = io.StringIO()
     Reporter(Console(file=said, width=200)).result(run_result(RunStore(recorded_home), "explored"))
     assert "ept groups have 1.7x the variance of random ones" in said.getvalue(), "as the page says"
@@ -85,7 +77,7 @@ def test_a_finished_run(recorded: None, recorded_home: Home):
 
 def test_a_live_run_moves_on_keeps_what_was_chosen_and_ends(store: RunStore):
     live_run(store)
-    page = opened()
+    page = opened_page("seeds")
     assert "appear with the first iteration" in sentences(page)
     begin = time.time()
     store.commit_iteration(explored(iteration_record("live", 1, begin)))
@@ -116,7 +108,7 @@ def test_a_live_run_moves_on_keeps_what_was_chosen_and_ends(store: RunStore):
 def test_alerts_stand_at_the_top(store: RunStore):
     live_run(store)
     store.commit_iteration(explored(iteration_record("live", 1, time.time())))
-    page = opened()
+    page = opened_page("seeds")
     assert not page.warning
     store.add_event("live", "mlflow", "not for this page")
     for number in range(4):
@@ -143,20 +135,20 @@ def test_ranks_that_do_not_hold(store: RunStore):
         store.commit_iteration(record)
     assert (
         "rank seeds badly: rank correlation 0.25** (median of 3 iterations), below 0.5"
-        in opened().error[0].value
+        in opened_page("seeds").error[0].value
     )
     for iteration, spearman in ((2, 0.9), (3, 0.8), (4, 0.25)):
         record = explored(iteration_record("live", iteration, 18.0 * iteration))
         record.metrics["spearman"] = spearman
         store.commit_iteration(record)
     read_anew()
-    assert "ranked seeds well, but not lately: rank correlation 0.80" in opened().warning[0].value
+    assert "ranked seeds well, but not lately: rank correlation 0.80" in opened_page("seeds").warning[0].value
     mark_as_exploring(store, "live", min_spearman=0.2)
     read_anew()
-    assert "rank seeds well: rank correlation 0.80" in opened().success[0].value
+    assert "rank seeds well: rank correlation 0.80" in opened_page("seeds").success[0].value
     mark_as_exploring(store, "live", min_spearman=None)
     read_anew()
-    page = opened()
+    page = opened_page("seeds")
     assert "below 0.5" in page.warning[0].value
     assert "alarm below" not in str(page.get("plotly_chart")[1].proto)
 
@@ -182,7 +174,7 @@ def test_metrics_that_are_missing(
         for name in missing:
             record.metrics.pop(name, None)
         store.commit_iteration(record)
-    page = opened()
+    page = opened_page("seeds")
     assert [figures(page)[name] for name in dashes] == ["-"] * len(dashes)
     assert said in sentences(page) + captions(page)
     assert ("variance of random ones" in sentences(page)) == ("spread_random" not in missing)
@@ -192,7 +184,7 @@ def test_an_exploring_run_whose_drafts_were_not_recorded(store: RunStore):
     live_run(store)
     record = explored(iteration_record("live", 1, 0.0))
     store.commit_iteration(dataclasses.replace(record, candidates=[], sample_images=[]))
-    page = opened()
+    page = opened_page("seeds")
     assert "No drafts are recorded yet" in captions(page)
     assert "Pictures appear with the first iteration" in captions(page)
 
@@ -204,7 +196,7 @@ def test_a_run_that_trains_on_its_drafts_has_no_newer_scores_to_compare(store: R
         record.metrics.pop(name, None)
     record.metrics["off_policy_samples"] = 8.0
     store.commit_iteration(record)
-    page = opened()
+    page = opened_page("seeds")
     assert "Trained on its drafts" in page.info[0].value and "1.7x the variance" in page.info[0].value
     assert "rank seeds well?" not in titles(page)
 

@@ -23,7 +23,7 @@ from tasks.export import export_run
 from tasks.profiles import recorded_curves
 from tasks.recorded_profile import recorded_profile
 from tasks.what_if import record_run
-from tests.dashboard_page import figures, opened_page, page_file, sentences
+from tests.dashboard_page import figures, opened_page, sentences
 from tests.simulated import simulated, small_config
 from ui.report.report import report_page
 
@@ -110,7 +110,7 @@ def test_it_is_no_seed_of_a_recorded_run_and_none_is_one_of_it(tmp_path: Path):
 def test_each_page_of_it_says_so(home: Home, name: str, monkeypatch: pytest.MonkeyPatch):
     run_id = "bare" if name == "convergence" else "simulated"
     monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
-    page = opened_page(page_file(name), {"run": run_id})
+    page = opened_page(name, run=run_id)
     assert f"{run_id} :orange-badge[simulated]" in [header.value for header in page.header]
     assert "Simulated: this run never ran" in sentences(page)
     assert "policy spotlight" in sentences(page)
@@ -123,13 +123,13 @@ def test_each_page_of_it_says_so(home: Home, name: str, monkeypatch: pytest.Monk
 
 def test_the_score_before_training_is_not_the_last_one(home: Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
-    page = opened_page(page_file("convergence"), {"run": "simulated"})
+    page = opened_page("convergence", run="simulated")
     assert "**Score 0.20 → 0.40**, after 3 iterations" in sentences(page)
     assert RunStore(home).run("simulated").summary["unjoined_devices"] == []
 
 
 def test_the_list_of_runs_and_the_report_say_so(home: Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
-    page = opened_page(page_file("runs"), {})
+    page = opened_page("runs")
     assert page.dataframe[0].value["status"].tolist() == ["simulated", "simulated"]
     assert "Simulated: this run never ran" in report_page(RunStore(home), "simulated")

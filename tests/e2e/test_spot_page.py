@@ -14,18 +14,12 @@ from storage.config.run_config import RunConfig
 from storage.record.queries import devices as device_queries
 from storage.record.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
 from storage.record.run_store import RunStore
-from tests.dashboard_page import captions, figures, opened_page, page_file, ran, read_anew, sentences
+from tests.dashboard_page import captions, figures, opened_page, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
 from ui.charts import devices as device_charts
 
-# The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
-PAGE = page_file("spot")
 START = 1.7e9
-
-
-def opened() -> AppTest:
-    return opened_page(PAGE, {})
 
 
 def begun(store: RunStore, run_id: str = "r") -> RunStore:
@@ -50,7 +44,7 @@ def gantt(page: AppTest) -> str:
 def test_a_finished_run_that_explored(store: RunStore):
     write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=5)
     store.set_status("r", "finished")
-    page = opened()
+    page = opened_page("spot")
     # Spot: 2 x 6 x 18 s, less 2 s without spot-1. Of that, 2 s of each iteration are idle and 6 s exploring,
     # but none of spot-1's fifth: 22 s and 66 s of 214 s.
     assert (
@@ -84,7 +78,9 @@ def test_a_finished_run_that_explored(store: RunStore):
 def test_decisions_standbys_and_groups_have_tables_and_a_chart_where_there_are_any(store: RunStore):
     begun(store)
     store.commit_iteration(iteration_record("r", 1, START))
-    assert not {"Devices rented", "Which devices shared images"} & {part.value for part in opened().subheader}
+    assert not {"Devices rented", "Which devices shared images"} & {
+        part.value for part in opened_page("spot").subheader
+    }
     store.add_event("r", "resumed", "another event")
     reasons = ["nothing has been measured yet", "1 spot device instead of 3: the last 2 save nothing"]
     for reason in reasons:
@@ -97,7 +93,7 @@ def test_decisions_standbys_and_groups_have_tables_and_a_chart_where_there_are_a
     record = iteration_record("r", 2, START + 18, samples=32)
     store.commit_iteration(dataclasses.replace(record, standby_time=times, groups=groups))
     read_anew()
-    page = opened()
+    page = opened_page("spot")
     decisions = next(frame.value for frame in page.dataframe if "decision" in frame.value.columns)
     assert decisions["decision"].tolist() == reasons[::-1]
     accounts: pd.DataFrame = page.dataframe[-1].value
@@ -111,7 +107,7 @@ def test_decisions_standbys_and_groups_have_tables_and_a_chart_where_there_are_a
 
 def test_the_iterations_of_the_time_line_can_be_chosen(store: RunStore):
     write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=2)
-    page = opened()
+    page = opened_page("spot")
     assert "device lost" not in gantt(page)
     page.segmented_control[0].select("A range")
     ran(page)
@@ -132,7 +128,7 @@ def test_a_run_without_spot_workers(store: RunStore):
     record = iteration_record("r", 1, START)
     own = [interval for interval in record.intervals if interval.market == "reserved"]
     store.commit_iteration(with_joined(dataclasses.replace(record, intervals=own)))
-    page = opened()
+    page = opened_page("spot")
     assert "No spot worker in this run" in sentences(page)
     assert any("runtime.spot_workers=2" in code.value for code in page.code)
     assert figures(page)["Spot idle"] == "-"
@@ -143,7 +139,7 @@ def test_a_run_without_spot_workers(store: RunStore):
 
 def test_a_run_that_does_not_explore(store: RunStore):
     write_sample_run(store, iterations=4)
-    page = opened()
+    page = opened_page("spot")
     # Idle: 8 of the 18 s of an iteration, 1 of the 9 s of the evaluation.
     assert f"Spot devices were idle for {100 * (4 * 8 + 1) / (4 * 18 + 9):.0f} %" in sentences(page)
     assert "exploration.strategy=auto" in sentences(page)
@@ -159,7 +155,7 @@ def test_states_that_do_not_sum_to_the_bill(store: RunStore):
     double = StateInterval("spot-0", "spot", "explore", START + 2, START + 5, 2.5)
     others = [interval for interval in record.intervals if interval is not missing]
     store.commit_iteration(dataclasses.replace(record, intervals=[*others, double]))
-    page = opened()
+    page = opened_page("spot")
     text = page.error[0].value
     assert "do not sum to the bill" in text
     assert "the states differ from the paid device time by 17 % (at most 0.1 % is allowed)" in text
@@ -175,7 +171,7 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
         store.commit_iteration(with_joined(record) if iteration == 1 else record)
     store.discard_after("r", 1)
     store.commit_iteration(with_joined(exploring(iteration_record("r", 2, START + 9000))))
-    page = opened()
+    page = opened_page("spot")
     assert figures(page)["Repeated work"] == "54.0 s"
     assert not page.error, "a break is not paid for"
     assert "discarded" in gantt(page)
@@ -187,7 +183,7 @@ def test_a_long_time_line_is_cut_and_iterations_share_bars(store: RunStore, monk
     monkeypatch.setattr(device_charts, "MOST_INTERVALS", 20)
     monkeypatch.setattr(device_charts, "MOST_BARS", 2)
     write_spot_run(begun(store), "r", iterations=4, start=START, lost_in=9)
-    page = opened()
+    page = opened_page("spot")
     assert "The latest 20 of 36 intervals" in captions(page)
     assert "Each bar is 2 iterations" in captions(page)
     assert "end of 4" in gantt(page)
@@ -203,7 +199,7 @@ def test_the_bill_and_the_use_are_of_one_moment(store: RunStore, monkeypatch: py
         return found[-1]
 
     monkeypatch.setattr(device_queries, "utilisation", after_a_commit)
-    page = opened()
+    page = opened_page("spot")
     assert figures(page)["Paid device time"] == "54.0 s"
     [use] = found
     assert use["last"].unique().tolist() == [1]
@@ -219,7 +215,7 @@ def test_the_degree_that_measured_times_have_chosen(store: RunStore):
     later = [StepTimeRecord("64x64, 4 at a time", 2, 0.5, 7)]
     record = iteration_record("r", 2, START + 18, samples=32)
     store.commit_iteration(dataclasses.replace(record, groups=[both], step_times=later))
-    page = opened()
+    page = opened_page("spot")
     said = "\n".join(block.value for block in page.markdown)
     assert "2 devices share an image" in said and "94 % of these iterations" in said  # 32 of 34 s
     times: pd.DataFrame = page.dataframe[0].value
@@ -235,4 +231,4 @@ def test_the_degree_that_measured_times_have_chosen(store: RunStore):
 def test_hostile_text(store: RunStore):
     begun(store)
     store.commit_iteration(with_loss(iteration_record("r", 1, START), 6.0, "<script>alert(1)</script>"))
-    assert "<script>" not in gantt(opened())
+    assert "<script>" not in gantt(opened_page("spot"))

@@ -16,14 +16,13 @@ from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tasks.gpu_profile import GPUS
-from tests.dashboard_page import figures, opened_page, page_file, ran, sentences
+from tests.dashboard_page import figures, opened_page, ran, sentences, titles
 from tests.sample_run import write_sample_run
 from ui.elements.formatting import markdown_text
 from ui.pages.what_if import question as asking
 from ui.pages.what_if.data import FIGURES, Asked, in_words, policy_figures, policy_table, read_time_line
 from ui.pages.what_if.question import Question, ask, trace_names
 
-PAGE = page_file("what_if")
 PRICES = "time,market,usd_per_hour,zone\n0,spot,1,a\n0,spot,3,b\n"
 SMALL = Question(preset="smoke", reserved=1, spot=3, trainers=1, loss_rate=20.0, windows=2)
 SMALL_ADDRESS = {"preset": "smoke", "spot": "3", "iterations": "4", "simulate": "1"}
@@ -46,7 +45,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def filled_page(**numbers: float) -> AppTest:
     """The form for a run of the small preset; more fields by their names in the address."""
-    page = opened_page(PAGE, {})
+    page = opened_page("what_if")
     page.selectbox(key="preset").select("smoke").run()
     for name, value in {"spot": 3, "iterations": 4, **numbers}.items():
         page.number_input(key=name).set_value(value)
@@ -63,12 +62,8 @@ def simulated(page: AppTest) -> AppTest:
     return ran(page)
 
 
-def charts(page: AppTest) -> list[str]:
-    return [json.loads(chart.proto.spec)["layout"]["title"]["text"] for chart in page.get("plotly_chart")]
-
-
 def test_the_form_begins_with_the_preset_s_values(store: RunStore):
-    page = opened_page(PAGE, {})
+    page = opened_page("what_if")
     assert "Press Simulate" in sentences(page)
     assert not page.metric and not page.dataframe
     preset = page.selectbox(key="preset")
@@ -80,7 +75,7 @@ def test_the_form_begins_with_the_preset_s_values(store: RunStore):
     preset.select("glyphs-stale").run()
     assert in_grey(page) == ["1", "2", "32", "all that can"]
     assert page.number_input(key="spot_usd").placeholder == "2.51"
-    prices = opened_page(PAGE, {"profile": "H200"}).number_input(key="spot_usd")
+    prices = opened_page("what_if", profile="H200").number_input(key="spot_usd")
     assert prices.placeholder == "the GPU's"
     assert not any(store.home.path.iterdir()), "looking must not make anything"
 
@@ -93,7 +88,7 @@ def in_grey(page: AppTest) -> list[str]:
 def test_what_is_left_empty_is_the_preset_s_and_all_reserved_devices_train(store: RunStore, in_process: None):
     answer = asked_page(reserved=2, windows=1).session_state["what_if"].answer
     assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (2, 2, 3, 4)
-    page = opened_page(PAGE, {"preset": "smoke"})
+    page = opened_page("what_if", preset="smoke")
     answer = simulated(page).session_state["what_if"].answer
     assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (1, 1, 2, 2)
 
@@ -102,19 +97,19 @@ def test_the_address_gives_the_answer_again(store: RunStore, in_process: None):
     numbers = {"reserved_usd": 8.0, "spot_usd": 2.0, "loss_rate": 20.0, "windows": 2}
     first = asked_page(**numbers)
     assert first.query_params["simulate"] == "1"
-    again = opened_page(PAGE, SMALL_ADDRESS | {name: str(value) for name, value in numbers.items()})
+    again = opened_page("what_if", **SMALL_ADDRESS, **{name: str(value) for name, value in numbers.items()})
     assert again.session_state["what_if"].question == first.session_state["what_if"].question
     assert again.success[0].value == first.success[0].value
     assert again.dataframe[0].value.equals(first.dataframe[0].value)
-    goal = opened_page(PAGE, {"preset": "smoke", "iterations": "4", "hours": "4", "simulate": "1"})
+    goal = opened_page("what_if", preset="smoke", iterations="4", hours="4", simulate="1")
     assert "spot devices a run ends within 4 h: " in goal.success[0].value
-    unknown = opened_page(PAGE, SMALL_ADDRESS | {"profile": "gone"})
+    unknown = opened_page("what_if", **SMALL_ADDRESS, profile="gone")
     assert "profile='gone' in the page's address does not exist here; remove it" in sentences(unknown)
     assert not unknown.success, "no answer to another question than the link's"
 
 
 def test_the_answer_is_the_command_s_sentence(store: RunStore, in_process: None):
-    page = opened_page(PAGE, SMALL_ADDRESS)
+    page = opened_page("what_if", **SMALL_ADDRESS)
     [said] = [box.value for box in page.success]
     assert said == markdown_text(printed("--preset=smoke", "--spot=3", "--iterations=4").partition("\n")[0])
 
@@ -129,8 +124,8 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
     assert figures(page)["Time"] and figures(page)["Dollars"].startswith("$")
     marked = [part.value for part in [*page.header, *page.subheader, *page.success, *page.markdown]]
     assert [text for text in marked if "badge[" in text] == ["What if :orange-badge[simulated]"]
-    titles = charts(page)
-    assert len(titles) >= 4 and all(title.endswith("(simulated)") for title in titles)
+    drawn = titles(page)
+    assert len(drawn) >= 4 and all(title.endswith("(simulated)") for title in drawn)
     milestones = page.dataframe[1].value
     assert [name.split("%")[0] for name in milestones.columns[1:5]] == ["25", "50", "75", "100"]
     assert all(", $" in cell for cell in milestones[milestones.columns[1]])
@@ -152,7 +147,7 @@ def test_what_cannot_be_is_refused_in_the_command_s_words(store: RunStore, in_pr
 
 def test_recorded_runs_are_offered_as_profiles(store: RunStore):
     write_sample_run(store, "recorded", iterations=2)
-    assert "recorded" in opened_page(PAGE, {}).selectbox(key="profile").options
+    assert "recorded" in opened_page("what_if").selectbox(key="profile").options
 
 
 def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_process: None):

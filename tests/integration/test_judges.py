@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 import spotlight
+from benchmarks.commands import sets
 from flows.judges import judges_beside
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions
@@ -260,10 +261,6 @@ def command(home: Path, *arguments: str, **options: Any) -> subprocess.Popen[str
     words = [sys.executable, "-m", "flows.cli.command_line", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT} | options
     return subprocess.Popen(words, env=os.environ | {"SPOTLIGHT_HOME": str(home)}, **pipes)
-
-
-def sets(settings: Sequence[str]) -> list[str]:
-    return [part for each in settings for part in ("--set", each)]
 
 
 def killed_with_its_family(child: subprocess.Popen[str]) -> list[list[str]]:

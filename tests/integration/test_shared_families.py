@@ -21,7 +21,7 @@ from tests.integration.test_shared_processes import generate
 from tests.pipeline_reference import PROMPTS, STEPS, TEXT_LENGTH, family_config, source_of
 from tests.tiny_pipelines import PIPELINES, TWO_EXPERTS, save_pipeline
 from tests.tiny_run import perturbed
-from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
+from tests.worker_processes import WEIGHTS, process_fleet
 
 pytestmark = pytest.mark.xdist_group("sharing")
 
@@ -48,17 +48,6 @@ def configuration(family: str, folder: Path) -> RunConfig:
     )
 
 
-def trained_weights(config: RunConfig) -> WeightState:
-    """Adapters that do something: as they begin, they change no output."""
-    policy = Policy(load_model(config.model), config.adaptation, config.seed)
-    return perturbed(policy.state(), 0.2)
-
-
-def give_weights(fleet: ProcessFleet, weights: WeightState) -> None:
-    for call in [actor.call(Worker.load_weights, WEIGHTS, weights) for actor in fleet.actors.values()]:
-        call.result(timeout=120)
-
-
 def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSample]:
     worker = DeviceWorker(config, trains=False)
     if weights is None:
@@ -72,9 +61,11 @@ def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSampl
 def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, name: str):
     family, _, _ = name.partition(" ")
     config = configuration(family, save_pipeline(name, tmp_path / "model"))
-    weights = trained_weights(config)
+    # Adapters that do something: as they begin, they change no output.
+    weights = perturbed(Policy(load_model(config.model), config.adaptation, config.seed).state(), 0.2)
     with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
-        give_weights(fleet, weights)
+        for call in [actor.call(Worker.load_weights, WEIGHTS, weights) for actor in fleet.actors.values()]:
+            call.result(timeout=120)
         requests = requests_of(family)
         shared = generate(fleet, config, tmp_path, GroupRegistry(), requests=requests)
     assert set(shared.degrees.values()) == {(2,) * STEPS}

@@ -147,7 +147,9 @@ def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) ->
     """
     order: tuple[int, ...] = ()
     for number in range(epoch + 1):
-        shuffled = sorted(ids, key=lambda prompt, number=number: _shuffle_key(run_seed, number, prompt))
+        names = {prompt: f"{run_seed}/{number}/{prompt}".encode() for prompt in ids}
+        keys = {prompt: hashlib.blake2b(name, digest_size=16).digest() for prompt, name in names.items()}
+        shuffled = sorted(ids, key=keys.__getitem__)
         reached_over = (number * len(ids)) % count
         before = set(order[len(order) - reached_over :])
         fresh = [prompt for prompt in shuffled if prompt not in before]
@@ -163,10 +165,6 @@ def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> Se
         iteration: number of the iteration, from 1.
     """
     return SeedPlan(iteration, {prompt: tuple(range(group_size)) for prompt in prompt_ids})
-
-
-def _shuffle_key(run_seed: int, epoch: int, prompt_id: int) -> bytes:
-    return hashlib.blake2b(f"{run_seed}/{epoch}/{prompt_id}".encode(), digest_size=16).digest()
 
 
 def rollout_requests(

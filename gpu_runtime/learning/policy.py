@@ -86,7 +86,7 @@ class Policy:
 
     def state(self) -> WeightState:
         """Return a copy of the trained weights."""
-        return self.full_state(self.local_state())
+        return {name: self.read(name) for name in self.trained}
 
     def read(self, name: str) -> np.ndarray:
         """Return a copy of one trained weight."""

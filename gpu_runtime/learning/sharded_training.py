@@ -77,10 +77,6 @@ class ShardedPolicy(Policy):
         self._root.set_reshard_after_forward(True)
         self.is_gathered = False
 
-    def state(self) -> WeightState:
-        """Return a copy of the trained weights; a collective while they are divided."""
-        return {name: self.read(name) for name in self.trained} if self.is_gathered else super().state()
-
     def read(self, name: str) -> np.ndarray:
         """Return a copy of one trained weight; a collective while they are divided."""
         if not self.is_gathered:

@@ -27,9 +27,6 @@ from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
 from storage.prompts.sources import read_source
 
-ProgressCallback = Callable[[int, int, float], None]
-"""Function called with (training steps done, total training steps, loss)."""
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -235,7 +232,7 @@ def pretrain(
     *,
     seed: int = 0,
     recipe: Recipe | None = None,
-    callback: ProgressCallback | None = None,
+    callback: Callable[[int, int, float], None] | None = None,
 ) -> PretrainReport:
     """Write `out_dir`/NAME and, if the recipe has sparse weights, `out_dir`/NAME-sparse, in one run.
 
@@ -244,7 +241,7 @@ def pretrain(
     Args:
         name: a name of `RECIPES`.
         recipe: other settings than those of `RECIPES`.
-        callback: called after each training step.
+        callback: called after each training step, with the number of steps done, their total and the loss.
 
     Raises:
         ConfigurationError: the name is unknown, or the sparse weights do not come before the main ones.

@@ -55,6 +55,9 @@ _SETTINGS = {
 }
 """Other environment variables that torch reads when it forms a group; an existing value stays."""
 
+_END_ERRORS = (RuntimeError, AssertionError, ValueError, KeyError)
+"""Errors from ending a default group that is gone, or that another thread is ending."""
+
 
 class InstanceGroup:
     """A group of members that can reach each other; forming it waits for all of them.
@@ -131,7 +134,7 @@ class InstanceGroup:
             interrupt(self._device)
         group = self.group
         del self.group
-        with _another_thread_ends_it():
+        with contextlib.suppress(*_END_ERRORS):
             if dist.is_initialized():
                 dist.destroy_process_group()
         if self._left_behind is not None:
@@ -182,7 +185,7 @@ class InstanceGroup:
                 device_id=torch.device("cuda", torch.cuda.current_device()) if self._cuda else None,
             )
         except RuntimeError as error:
-            with _another_thread_ends_it():
+            with contextlib.suppress(*_END_ERRORS):
                 dist.destroy_process_group()
             raise GroupBrokenError(f"group {self._prefix} was not formed: {error}") from error
         finally:
@@ -206,15 +209,8 @@ def interrupt(device: torch.device) -> None:
     if device.type != "cuda":
         shut_down(lambda connection: GROUP_ADDRESS in connection.hosts)
         return
-    with _another_thread_ends_it():
+    with contextlib.suppress(*_END_ERRORS):
         dist.distributed_c10d._abort_process_group()
-
-
-@contextlib.contextmanager
-def _another_thread_ends_it() -> Iterator[None]:
-    """Ignore errors from ending a default group that is gone, or that another thread is ending."""
-    with contextlib.suppress(RuntimeError, AssertionError, ValueError, KeyError):
-        yield
 
 
 def is_group_failure(error: Exception) -> bool:

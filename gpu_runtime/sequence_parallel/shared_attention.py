@@ -75,17 +75,14 @@ class SharedAttention(ParallelConfig):
         if mask is not None and mask.shape[-1] == held:
             mask = None if self._mask_BS is None else self._mask_BS[:, None, None, :]
         out_BSnD = kernel(query, key, value, attn_mask=mask, **options)
-        return self._tokens_of_one(self._as_held(out_BSnD, held))
+        # Exchange back to all heads of this member's tokens.
+        by_heads = self._group.exchange(self._as_held(out_BSnD, held).transpose(0, 1).contiguous())
+        return by_heads.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
     def _heads_of_all(self, qkv_3BsND: torch.Tensor) -> torch.Tensor:
         """Exchange to all tokens, member by member, of this member's heads; (3, B, M, s, n, D)."""
         by_heads = qkv_3BsND.unflatten(3, (self._degree, -1)).permute(3, 0, 1, 2, 4, 5)
         return self._group.exchange(by_heads.contiguous()).permute(1, 2, 0, 3, 4, 5)
-
-    def _tokens_of_one(self, out_BMsnD: torch.Tensor) -> torch.Tensor:
-        """Exchange to all heads of this member's tokens; (B, s, N, D)."""
-        by_heads = self._group.exchange(out_BMsnD.transpose(0, 1).contiguous())
-        return by_heads.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
     def _first_part(self, held: int) -> int | None:
         """Return how many of a member's tokens are in the first part; None if there is only one part."""

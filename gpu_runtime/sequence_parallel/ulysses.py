@@ -52,7 +52,7 @@ class SharedSequence:
         if degree == 1:
             return
         family = shared_family_of(transformer)
-        for backend in _backends(transformer):
+        for backend in _backends(transformer, family):
             allow_sharing(backend)
         # The only dimension of a device mesh, as far as diffusers uses one.
         mesh: Any = SimpleNamespace(size=lambda: group.size, get_group=lambda: group.group)
@@ -146,9 +146,9 @@ def _attention_modules(transformer: torch.nn.Module, family: Family) -> Iterator
                 yield module
 
 
-def _backends(transformer: torch.nn.Module) -> set[AttentionBackendName]:
+def _backends(transformer: torch.nn.Module, family: Family) -> set[AttentionBackendName]:
     """Return the attention kernels in use; refuse those that cannot share."""
-    family, found = shared_family_of(transformer), set()
+    found: set[AttentionBackendName] = set()
     for module in _attention_modules(transformer, family):
         processor = module.processor
         if family.attention is None and not hasattr(processor, _ATTENTION):

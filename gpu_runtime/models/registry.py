@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,13 @@ def pipeline_family(
             known.check_machine()
         return model_class().load(settings, device)
 
+    def check(settings: ModelConfig) -> None:
+        if settings.path.startswith(EMBEDDED_PREFIX):
+            raise ConfigurationError(
+                f"model.path is {settings.path!r} with model.family={settings.family}; name a folder or a "
+                "model in the hub's cache, as in model.path=Qwen/Qwen-Image"
+            )
+
     def adapter_usage(path: str) -> str:
         pipeline = model_class().PIPELINE
         loading = "transformer.load_lora_adapter" if model_class().ADAPTERS else "load_lora_weights"
@@ -116,7 +124,7 @@ def pipeline_family(
         find=lambda settings: find_folder("model.path", settings.path),
         pipeline=lambda: model_class().ADAPTERS or model_class().PIPELINE,
         adapter_usage=adapter_usage,
-        check=_refuse_embedded_path,
+        check=check,
         options=options,
         source_size=source_size,
         frames=frames,
@@ -138,14 +146,6 @@ def _refuse_misfits(config: RunConfig, family: FamilyPlugin, options: Section) -
         raise ConfigurationError(
             f"model.frames is {config.model.frames}, but {config.model.family} makes images; leave it out, "
             "or choose a family that makes clips, such as wan2.2"
-        )
-
-
-def _refuse_embedded_path(settings: ModelConfig) -> None:
-    if settings.path.startswith(EMBEDDED_PREFIX):
-        raise ConfigurationError(
-            f"model.path is {settings.path!r} with model.family={settings.family}; name a folder or a model "
-            "in the hub's cache, as in model.path=Qwen/Qwen-Image"
         )
 
 
@@ -182,28 +182,19 @@ def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutli
     return EmbeddedModel.load(settings.path).resized(*_embedded_size(settings))
 
 
+def _embedded_files(settings: ModelConfig) -> list[Path]:
+    folder = embedded_folder.resolve_folder(settings.path)
+    return [folder / name for name in embedded_folder.FILES]
+
+
 def _embedded_settings(settings: ModelConfig) -> embedded_folder.EmbeddedSettings:
     folder = embedded_folder.resolve_folder(settings.path)
     return embedded_folder.read_settings(folder / embedded_folder.SETTINGS_FILE)
 
 
-def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
-    length = _embedded_settings(settings).text_length
-    return lambda prompt: fitting_tokens(prompt, length)
-
-
 def _embedded_size(settings: ModelConfig) -> tuple[int, int]:
     model = _embedded_settings(settings)
     return settings.height or model.height, settings.width or model.width
-
-
-def _embedded_source_size(settings: ModelConfig) -> tuple[int, int] | None:
-    return _embedded_size(settings) if _embedded_settings(settings).edits else None
-
-
-def _embedded_files(settings: ModelConfig) -> list[Path]:
-    folder = embedded_folder.resolve_folder(settings.path)
-    return [folder / name for name in embedded_folder.FILES]
 
 
 def _embedded_adapter_usage(path: str) -> str:
@@ -245,8 +236,12 @@ FAMILIES = Registry(
             pipeline=_FAMILIES["qwen-image"].pipeline,
             adapter_usage=_embedded_adapter_usage,
             check=_check_embedded,
-            prompt_check=_embedded_prompt_check,
-            source_size=_embedded_source_size,
+            prompt_check=lambda settings: partial(
+                fitting_tokens, length=_embedded_settings(settings).text_length
+            ),
+            source_size=lambda settings: (
+                _embedded_size(settings) if _embedded_settings(settings).edits else None
+            ),
             size=_embedded_size,
             frames=lambda settings: _embedded_settings(settings).frames or None,
         ),

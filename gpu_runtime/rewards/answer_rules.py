@@ -98,7 +98,12 @@ def yes_share(text: str, tokens: Any) -> tuple[float, str]:
         chances = {"yes": 0.0, "no": 0.0}
         for said, logprob in listed.items():
             if word := _word(said):
-                chances[word] += _chance(logprob)
+                # As a NaN is not; rounding may lift a certain token a little above 0.
+                if not logprob <= 1e-3:
+                    raise ValueError(
+                        f"log-probability {reprlib.repr(logprob)} in the answer, which is above 0"
+                    )
+                chances[word] += math.exp(min(logprob, 0.0))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"log-probabilities of another form: {reprlib.repr(tokens)}") from error
     whole = sum(chances.values())
@@ -111,12 +116,6 @@ def _word(token: str) -> str:
     """Return `yes` or `no` if a token is that word; else an empty string."""
     word = token.strip(_AROUND_WORDS).lower()
     return word if word in ("yes", "no") else ""
-
-
-def _chance(logprob: float) -> float:
-    if not logprob <= 1e-3:  # as a NaN is not; rounding may lift a certain token a little above 0
-        raise ValueError(f"log-probability {reprlib.repr(logprob)} in the answer, which is above 0")
-    return math.exp(min(logprob, 0.0))
 
 
 def message_of(answer: Mapping[str, Any], may_be_cut: bool) -> tuple[str, Any]:

@@ -154,7 +154,12 @@ def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
             components.append(_closeness(count, right))
             exact &= right >= count
         if item.get("position") is not None:
-            holds = _position_holds(item, group[:count], include, groups)
+            # Every object of the group stands so towards every object of the group referred to.
+            relation, index = item["position"]
+            own, others = group[:count], groups[index][: include[index]["count"]]
+            holds = bool(own and others) and all(
+                relation in relations(found.box, other.box) for found in own for other in others
+            )
             components.append(float(holds))
             exact &= holds
     for item in prompt.metadata.get("exclude", []):
@@ -165,17 +170,3 @@ def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
 
 def _closeness(asked: int, found: int) -> float:
     return max(0.0, 1.0 - abs(asked - found) / asked)
-
-
-def _position_holds(
-    item: dict[str, Any],
-    group: Sequence[Detection],
-    include: Sequence[dict[str, Any]],
-    groups: list[list[Detection]],
-) -> bool:
-    """Return True if every object of the group stands so towards every object of the group referred to."""
-    relation, index = item["position"]
-    others = groups[index][: include[index]["count"]]
-    if not group or not others:
-        return False
-    return all(relation in relations(found.box, other.box) for found in group for other in others)

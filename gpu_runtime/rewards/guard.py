@@ -36,10 +36,28 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
     if len(images) != len(prompts):
         raise RewardError(f"{len(images)} images but {len(prompts)} prompts; each image needs its own prompt")
     if any(map(is_clip, images)) and not getattr(scorer, "takes_clips", False):
-        return _score_frames(scorer, images, prompts)
+        clips = [frames_of(image) for image in images]
+        frames = [frame for clip in clips for frame in clip]
+        asked = [prompt for clip, prompt in zip(clips, prompts, strict=True) for _ in clip]
+        of_frames = iter(score_each(scorer, frames, asked))
+        return [_mean([next(of_frames) for _ in clip]) for clip in clips]
+    # A scorer is third-party code over arbitrary pixels: it may raise anything, and one image
+    # must not end a run that is being paid for. The error is kept in the score, not hidden.
     if isinstance(scorer, BatchScorer):
-        return _score_batch(scorer, images, prompts)
-    return [_score_one(scorer, image, prompt) for image, prompt in zip(images, prompts, strict=True)]
+        try:
+            scores = [_checked(score) for score in scorer.score_batch(images, prompts)]
+            if len(scores) != len(images):
+                raise RewardError(f"{len(scores)} scores came back for {len(images)} images")
+        except Exception as error:  # noqa: BLE001
+            return [_failed(error)] * len(images)
+        return scores
+    scores = []
+    for image_HWC, prompt in zip(images, prompts, strict=True):
+        try:
+            scores.append(_checked(scorer.score(image_HWC, prompt)))
+        except Exception as error:  # noqa: BLE001
+            scores.append(_failed(error))
+    return scores
 
 
 def judges_frames(scorer: Scorer) -> bool:
@@ -61,57 +79,24 @@ def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
         )
 
 
-def _score_frames(
-    scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]
-) -> list[Score]:
-    clips = [frames_of(image) for image in images]
-    frames = [frame for clip in clips for frame in clip]
-    asked = [prompt for clip, prompt in zip(clips, prompts, strict=True) for _ in clip]
-    scores = iter(score_each(scorer, frames, asked))
-    return [_mean([next(scores) for _ in clip]) for clip in clips]
-
-
 def _mean(frames: Sequence[Score]) -> Score:
     """Return the score of a clip: exact if all its frames are, with an error if one has an error."""
-    usd = sum(score.usd for score in frames)
+    usd, terms = sum(score.usd for score in frames), []
     for place, score in enumerate(frames):
         if score.error is not None:
             return Score(0.0, False, "", error=f"frame {place} of those judged: {score.error}", usd=usd)
+    for of_part in zip(*(score.terms for score in frames), strict=True):
+        # The mean over the frames that the part compares.
+        values = [term.value for term in of_part if term.value is not None]
+        terms.append(Term(of_part[0].weight, statistics.fmean(values) if values else None))
     return Score(
         statistics.fmean(score.value for score in frames),
         all(score.exact for score in frames),
         shortened(" | ".join(dict.fromkeys(score.detail for score in frames))),
         parts=part_means(frames),
-        terms=tuple(_mean_term(terms) for terms in zip(*(score.terms for score in frames), strict=True)),
+        terms=tuple(terms),
         usd=usd,
     )
-
-
-def _mean_term(terms: Sequence[Term]) -> Term:
-    """Return a part's term for a clip: the mean over the frames that the part compares."""
-    values = [term.value for term in terms if term.value is not None]
-    return Term(terms[0].weight, statistics.fmean(values) if values else None)
-
-
-def _score_one(scorer: Scorer, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-    # A scorer is third-party code over arbitrary pixels: it may raise anything, and one image
-    # must not end a run that is being paid for. The error is kept in the score, not hidden.
-    try:
-        return _checked(scorer.score(image_HWC, prompt))
-    except Exception as error:  # noqa: BLE001
-        return _failed(error)
-
-
-def _score_batch(
-    scorer: BatchScorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]
-) -> list[Score]:
-    try:
-        scores = [_checked(score) for score in scorer.score_batch(images, prompts)]
-        if len(scores) != len(images):
-            raise RewardError(f"{len(scores)} scores came back for {len(images)} images")
-    except Exception as error:  # noqa: BLE001 - as above
-        return [_failed(error)] * len(images)
-    return scores
 
 
 def _checked(score: Score) -> Score:
@@ -123,15 +108,12 @@ def _checked(score: Score) -> Score:
 
 
 def _failed(error: Exception) -> Score:
-    return Score(0.0, False, "", error=f"{type(error).__name__}: {error}{_where(error)}")
-
-
-def _where(error: Exception) -> str:
-    """Return the line of the scorer's file that raised, or called what did; empty if unknown."""
-    if isinstance(error, SpotlightError):  # says itself what to do
-        return ""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is this file's
-    if frames and frames[0].filename.endswith(_FUNCTION):
-        frames = [frame for frame in frames if not frame.filename.endswith(_FUNCTION)]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    """Return a score with an error, and the line of the scorer's file that raised, or called what did."""
+    where = ""
+    if not isinstance(error, SpotlightError):  # which says itself what to do
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is this file's
+        if frames and frames[0].filename.endswith(_FUNCTION):
+            frames = [frame for frame in frames if not frame.filename.endswith(_FUNCTION)]
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+        where = f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    return Score(0.0, False, "", error=f"{type(error).__name__}: {error}{where}")

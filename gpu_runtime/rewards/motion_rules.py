@@ -58,18 +58,14 @@ def judge_motion(
         )  # fmt: skip
         values[frame] = (sum(looks) + max(0.0, 1 - off / _FAR)) / 4
         exact = exact and all(looks) and off <= TOLERANCE
-    return Score((fmean(values) + exact) / 2, exact, _detail(found, starts))
+    detail = "nothing"
+    if starts:  # the kinds of shape that were seen, and where the most certain one was, first and last
+        kinds = dict.fromkeys(f"{one.colour} {one.class_name}" for shapes in found for one in shapes)
+        ends = (_centre(found[frame][0]) for frame in (min(starts), max(starts)))
+        detail = f"{', '.join(kinds)}; {' to '.join(f'({x:.0f}, {y:.0f})' for x, y in ends)}"
+    return Score((fmean(values) + exact) / 2, exact, detail)
 
 
 def _centre(found: Detection) -> np.ndarray:
     left, top, right, bottom = found.box
     return np.array([(left + right) / 2, (top + bottom) / 2])
-
-
-def _detail(found: Sequence[Sequence[Detection]], starts: dict[int, np.ndarray]) -> str:
-    """Return the kinds of shape that were seen, and where the most certain one was, first and last."""
-    kinds = dict.fromkeys(f"{one.colour} {one.class_name}" for shapes in found for one in shapes)
-    if not starts:
-        return "nothing"
-    ends = (_centre(found[frame][0]) for frame in (min(starts), max(starts)))
-    return f"{', '.join(kinds)}; {' to '.join(f'({x:.0f}, {y:.0f})' for x, y in ends)}"

@@ -300,7 +300,10 @@ class SumOptions(Section):
                 yield (
                     f"reward.options.parts.{name}.threshold is {threshold!r}; it must be a score, in [0, 1]"
                 )
-            if gate is not None and not self._can_be_met(name, gate):
+            can_be_met = isinstance(gate, dict) and all(
+                other in self.parts and other != name and _is_score(at) for other, at in gate.items()
+            )
+            if gate is not None and not can_be_met:
                 others = (
                     ", ".join(other for other in self.parts if other != name) or "none: name a second one"
                 )
@@ -320,11 +323,6 @@ class SumOptions(Section):
         """Return a part's own options."""
         part = self.parts[name]
         return {k: v for k, v in part.items() if k not in PART_RULES} if isinstance(part, dict) else {}
-
-    def _can_be_met(self, name: str, gate: object) -> bool:
-        if not isinstance(gate, dict):
-            return False
-        return all(other in self.parts and other != name and _is_score(at) for other, at in gate.items())
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -105,22 +105,17 @@ class ChosenScorer:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Its options as they are stored: those that were set, with absolute folders."""
+        """Its options as they are stored: those that were set, with absolute folders and names of parts."""
         values = as_values(self.options)
         if self.plugin.parts is not None:
-            values["parts"] = {
-                absolute_name(part.name): {**part.stored_rule, **part.values}
-                if len(part.rule) > 1 or part.values
-                else part.weight
-                for part in self.plugin.parts(self.options)
-            }
+            values["parts"] = {}
+            for part in self.plugin.parts(self.options):
+                stored = {**part.rule, **part.values}
+                if "gate" in part.rule:
+                    stored["gate"] = {absolute_name(one): least for one, least in part.rule["gate"].items()}
+                weight_alone = stored.keys() == {"weight"}
+                values["parts"][absolute_name(part.name)] = part.weight if weight_alone else stored
         return values
-
-    @property
-    def stored_rule(self) -> dict[str, Any]:
-        """Its rule in a sum as it is stored: with absolute names of the parts in its gate."""
-        gate = {absolute_name(other): least for other, least in self.rule.get("gate", {}).items()}
-        return {**self.rule, **({"gate": gate} if gate else {})}
 
     @property
     def uses_gpu(self) -> bool:
@@ -210,10 +205,6 @@ def _without_options(path: str) -> Callable[[NoOptions], Scorer]:
     return lambda _: lazily(path)()
 
 
-def _check_text(prompt: PromptRecord) -> None:
-    target_text(prompt.text)
-
-
 SCORERS = Registry(
     "reward.scorer",
     ScorerPlugin,
@@ -222,7 +213,7 @@ SCORERS = Registry(
         "ocr": ScorerPlugin(
             lazily("gpu_runtime.rewards.scorers.ocr:OcrScorer"),
             OcrOptions,
-            _check_text,
+            lambda prompt: target_text(prompt.text),
             module="gpu_runtime.rewards.scorers.ocr",
         ),
         "shapes": ScorerPlugin(
@@ -238,7 +229,7 @@ SCORERS = Registry(
         "deepseek-ocr": ScorerPlugin(
             lazily("gpu_runtime.rewards.scorers.deepseek_ocr:DeepseekOcrScorer"),
             DeepseekOcrOptions,
-            _check_text,
+            lambda prompt: target_text(prompt.text),
             uses_gpu=True,
         ),
         "clip-score": ScorerPlugin(

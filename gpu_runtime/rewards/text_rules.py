@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Collection
 
 import numpy as np
 
@@ -37,23 +36,6 @@ def target_text(prompt: str) -> str:
             f'prompt {prompt!r} has no text in double quotes; the ocr reward needs it, as in: a sign "OPEN"'
         )
     return target
-
-
-def refuse_unknown_letters(prompt: str, known: Collection[str]) -> None:
-    """Refuse a prompt whose target an engine cannot spell: every image would score less than 1.
-
-    Args:
-        known: letters that the engine may read, normalised.
-
-    Raises:
-        PromptFileError: if so; with the letters.
-    """
-    unknown = [letter for letter in dict.fromkeys(target_text(prompt)) if letter not in known]
-    if unknown:
-        raise PromptFileError(
-            f"prompt {prompt!r} asks for {' '.join(unknown)}, which the ocr engine's recogniser has no "
-            "letters for, so no image could be right; choose another text, or reward.scorer=deepseek-ocr"
-        )
 
 
 def normalise(text: str) -> str:

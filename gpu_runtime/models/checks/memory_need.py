@@ -8,7 +8,6 @@ additions by kernels, an allocator or another batch are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,8 +76,11 @@ class WorkNeed:
             evaluated: image tokens of a held-out sample, where there may be more.
         """
         adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
-        blocks = list(_blocks(transformer))
-        trained = blocks if trains_all else _from_first_adapter(blocks, adaptation)
+        blocks = [block for stack in _STACKS for block in getattr(transformer, stack, ())]
+        # A gradient certainly passes all blocks after the first one with an adapter: nothing is kept of those
+        # before it, and in itself the gradient passes only the layers after its adapter.
+        adapted = (place for place, block in enumerate(blocks) if adapter_numbers(block, adaptation))
+        trained = blocks if trains_all else blocks[next(adapted, len(blocks)) + 1 :]
         itemsize = next(transformer.parameters()).dtype.itemsize
         token = config.sampling.batch_size * itemsize
         largest = max((_width(block) for block in blocks), default=0)
@@ -227,23 +229,6 @@ def adapter_numbers(transformer: torch.nn.Module, adaptation: AdaptationConfig) 
         if isinstance(layer, torch.nn.Linear)
         and any(name == target or name.endswith(f".{target}") for target in adaptation.targets)
     )
-
-
-def _blocks(transformer: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the blocks that every image token passes, in order."""
-    for stack in _STACKS:
-        yield from getattr(transformer, stack, ())
-
-
-def _from_first_adapter(
-    blocks: Sequence[torch.nn.Module], adaptation: AdaptationConfig
-) -> Sequence[torch.nn.Module]:
-    """Return the blocks that a gradient certainly passes: nothing is kept of those before an adapter."""
-    for place, block in enumerate(blocks):
-        if adapter_numbers(block, adaptation):
-            # In the first one itself, the gradient passes only the layers after its adapter.
-            return blocks[place + 1 :]
-    return ()
 
 
 def _width(block: torch.nn.Module) -> int:

@@ -57,7 +57,9 @@ class PipelineOutline:
                 f"model.attention is {settings.attention}, which takes no mask, but {settings.family} masks "
                 "its text; use native"
             )
-        if settings.attention in _FLASH_KERNELS and not _has_choice(self.transformer):
+        processors = (getattr(module, "processor", None) for module in self.transformer.modules())
+        has_choice = any(hasattr(processor, "_attention_backend") for processor in processors)
+        if settings.attention in _FLASH_KERNELS and not has_choice:
             raise ConfigurationError(
                 f"model.attention is {settings.attention}, but {settings.family} computes its attention by "
                 "torch's own choice of kernels alone; use auto"
@@ -146,9 +148,3 @@ class PipelineOutline:
         """Return a grey image or clip of the size that the model makes, uint8, (H, W, 3) or (F, H, W, 3)."""
         frames = () if self._frames is None else (self._frames,)
         return np.full((*frames, *self._settings.size, 3), 127, np.uint8)
-
-
-def _has_choice(transformer: torch.nn.Module) -> bool:
-    """Return True if diffusers lets the attention of a transformer take another kernel."""
-    processors = (getattr(module, "processor", None) for module in transformer.modules())
-    return any(hasattr(processor, "_attention_backend") for processor in processors)

@@ -47,10 +47,15 @@ class EditingPipelineModel(PipelineModel):
         """
         for prompt in prompts:
             self.refuse_long(self._tokenizers, prompt, self.settings)
+        rows = []
         with self._encoders_at_work():
-            return Conditioning.joined(
-                [self._encode_pair(*pair) for pair in zip(prompts, sources, strict=True)]
-            )
+            for prompt, source in zip(prompts, sources, strict=True):
+                images = list(frames_of(source))
+                negative = self._encode_with(self.settings.negative_prompt, images) if self._guides else None
+                source_BZC = torch.cat([self._encoded_image(image) for image in images], dim=1)
+                row = self._encode_with(prompt, images)
+                rows.append(replace(row, source_BZC=source_BZC, negative=negative))
+        return Conditioning.joined(rows)
 
     def decode_edits(self, latents_BSC: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
         """Decode as `decode` does: these families do not need the source."""
@@ -60,14 +65,6 @@ class EditingPipelineModel(PipelineModel):
     def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
         """Return the image tokens of the sample and of its sources."""
         return (1 + source_count(settings)) * super().image_tokens(vae, settings)
-
-    def _encode_pair(self, prompt: str, source: np.ndarray) -> Conditioning:
-        images = list(frames_of(source))
-        negative = self._encode_with(self.settings.negative_prompt, images) if self._guides else None
-        latents = [self._encoded_image(image) for image in images]
-        return replace(
-            self._encode_with(prompt, images), source_BZC=torch.cat(latents, dim=1), negative=negative
-        )
 
     def _encode_with(self, prompt: str, images: Sequence[np.ndarray]) -> Conditioning:
         """Return one row of text; most encoders do not see the images."""

@@ -101,7 +101,8 @@ class PipelineModel(ABC):
         self.text_length = settings.text_length or self.TEXT_LENGTH
         self.latent_shape = math.prod(self._box), self._channels()
         if settings.encoders == "resident":
-            self._move_encoders(device)
+            for encoder in self._encoders.values():
+                encoder.to(device)
         self._guides = self.TAKES_NEGATIVE and settings.guidance > 1
         self._negative = self._encoded_negative()
 
@@ -482,17 +483,14 @@ class PipelineModel(ABC):
             for name, tensor in (*module.named_parameters("", False), *module.named_buffers("", False))
         ]
         try:
-            self._move_encoders(self.device)
+            for encoder in self._encoders.values():
+                encoder.to(self.device)
             yield
         finally:
             # Encoders are frozen, so drop the device's copy: copying it back takes seconds.
             for module, name, tensor, data in kept:
                 tensor.data = data
                 setattr(module, name, tensor)
-
-    def _move_encoders(self, device: torch.device) -> None:
-        for encoder in self._encoders.values():
-            encoder.to(device)
 
 
 def shift_for(config: Mapping[str, Any], image_tokens: int) -> float:

@@ -54,7 +54,7 @@ class SanaModel(PipelineModel):
     def refuse_long_negative(cls, tokenizers: Mapping[str, Any], settings: ModelConfig) -> None:
         """Refuse a negative prompt that would be cut off; no instruction stands before it."""
         negative = settings.negative_prompt
-        cls._refuse_tokens(tokenizers, _negative_text(negative), 0, negative, settings)
+        cls._refuse_tokens(tokenizers, negative.lower().strip(), 0, negative, settings)
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
         scheduler.set_timesteps(steps)
@@ -67,7 +67,7 @@ class SanaModel(PipelineModel):
         if not self._guides:
             return None
         with self._encoders_at_work(), torch.no_grad():
-            return self._embedded(_negative_text(self.settings.negative_prompt), self.text_length)
+            return self._embedded(self.settings.negative_prompt.lower().strip(), self.text_length)
 
     def _embedded(self, text: str, length: int) -> Conditioning:
         """Return the first token of a text padded to a length, and its last ones, to the text length."""
@@ -92,7 +92,3 @@ class SanaModel(PipelineModel):
 
     def _encode_picture(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.vae.encode(pixels).latent * self.vae.config["scaling_factor"]
-
-
-def _negative_text(prompt: str) -> str:
-    return prompt.lower().strip()

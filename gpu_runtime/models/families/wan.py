@@ -114,11 +114,6 @@ class WanModel(PipelineModel):
         return as_tokens(velocity_BCThw)
 
 
-def _is_divided(expert: Any) -> bool:
-    """Return True if processes divide its weights: all then compute every batch, as others may need it."""
-    return hasattr(next(expert.blocks.parameters()), "full_tensor")
-
-
 def _for_trained(name: str) -> Any:
     """Return a method that calls those of a name of the trained experts."""
 
@@ -170,7 +165,8 @@ class TwoExperts(torch.nn.Module):
         # Of a mixed batch each expert computes all samples: with fewer of them, others' bits would change.
         found = [
             expert(hidden_states, timestep, **more)[0]
-            if chosen.any() or _is_divided(expert)
+            # Processes that divide its weights all compute every batch, as others may need it.
+            if chosen.any() or hasattr(next(expert.blocks.parameters()), "full_tensor")
             else torch.zeros_like(hidden_states)
             for expert, chosen in zip(self.experts, (is_high, ~is_high), strict=True)
         ]

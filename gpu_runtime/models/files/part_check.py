@@ -34,7 +34,14 @@ def empty_part(
         ModelError: if the configuration is damaged or that of another model, or the files hold fewer or
             other weights than it asks for.
     """
-    _refuse_other_class(class_name, folder, config)
+    # diffusers writes the class into a configuration, transformers the kind of model.
+    named = config.get("_class_name")
+    if named != class_name and "model_type" not in config:
+        said = "names no model" if named is None else f"is of a {named}"
+        raise ModelError(
+            f"{folder} is not a valid {class_name}: its config.json {said}; download the model again, "
+            "or name another"
+        )
     shapes = {name: shape for file in files for name, shape in tensor_shapes(file).items()}
     for name, value in _numbers(config):
         if _COUNTS.fullmatch(name) and not 0 <= value <= len(shapes):
@@ -75,17 +82,6 @@ def refuse_other_names(part: Any, folder: Path, files: Sequence[Path], exactly: 
         raise ModelError(
             f"{folder} has {len(further)} tensors that its config.json knows nothing of, such as {further[0]}"
             "; restore the files"
-        )
-
-
-def _refuse_other_class(class_name: str, folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse by the class that diffusers writes into a configuration, or transformers' kind of model."""
-    named = config.get("_class_name")
-    if named != class_name and "model_type" not in config:
-        said = "names no model" if named is None else f"is of a {named}"
-        raise ModelError(
-            f"{folder} is not a valid {class_name}: its config.json {said}; download the model again, "
-            "or name another"
         )
 
 

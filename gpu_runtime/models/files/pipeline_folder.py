@@ -51,7 +51,16 @@ class PipelineFolder:
         """
         folder = find_folder("model.path", name)
         found = cls(folder, parts)
-        found._refuse_other(name, pipeline)
+        if not (folder / INDEX).is_file():
+            raise ModelError(
+                f"model.path = {name!r}: {folder} has no {INDEX}; name the folder of a whole {pipeline}, "
+                "as diffusers saves it"
+            )
+        if (named := found.index.get("_class_name")) != pipeline:
+            raise ModelError(
+                f"model.path = {name!r} is a {named}, not a {pipeline}; set model.family to the family of "
+                "the model, or name another one"
+            )
         found._refuse_incomplete(name)
         for part, kind in parts.items():
             for file in found.weights(part):
@@ -98,20 +107,6 @@ class PipelineFolder:
             raise ModelError(
                 f"model.path = {name!r}: {self.path} lacks {', '.join(missing)}; download the model again, "
                 "whole"
-            )
-
-    def _refuse_other(self, name: str, pipeline: str) -> None:
-        file = self.path / INDEX
-        if not file.is_file():
-            raise ModelError(
-                f"model.path = {name!r}: {self.path} has no {INDEX}; name the folder of a whole {pipeline}, "
-                "as diffusers saves it"
-            )
-        found = self.index.get("_class_name")
-        if found != pipeline:
-            raise ModelError(
-                f"model.path = {name!r} is a {found}, not a {pipeline}; set model.family to the family of "
-                "the model, or name another one"
             )
 
 

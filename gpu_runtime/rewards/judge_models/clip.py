@@ -94,7 +94,7 @@ class ClipColours:
 
     def __init__(self, clip: Clip) -> None:
         self._clip = clip
-        self._texts: dict[str, torch.Tensor] = {}
+        self._texts_ND: dict[str, torch.Tensor] = {}  # a unit vector for each colour, by class
 
     def move(self, device: str) -> None:
         """Compute on a device from now on."""
@@ -104,18 +104,15 @@ class ClipColours:
         """Return one of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
         colours = []
         for item in found:  # one at a time, so that no answer depends on its neighbours
+            name = item.class_name
+            if name not in self._texts_ND:
+                said = [text.format(colour=colour, name=name) for colour in COLOURS for text in _SAID]
+                texts_ND = self._clip.of_texts(said).reshape(len(COLOURS), len(_SAID), -1).mean(1)
+                self._texts_ND[name] = _unit(texts_ND)
             picture_1D = self._clip.of_pictures([crop(image_HWC, item)])
-            likeness_N = (picture_1D @ self._colours_of_class(item.class_name).T)[0]
+            likeness_N = (picture_1D @ self._texts_ND[name].T)[0]
             colours.append(COLOURS[int(likeness_N.argmax())])
         return colours
-
-    def _colours_of_class(self, name: str) -> torch.Tensor:
-        """Return a unit vector for each colour of a class: shape (N, D); cached, as classes recur."""
-        if name not in self._texts:
-            said = [text.format(colour=colour, name=name) for colour in COLOURS for text in _SAID]
-            vectors_ND = self._clip.of_texts(said).reshape(len(COLOURS), len(_SAID), -1).mean(1)
-            self._texts[name] = torch.nn.functional.normalize(vectors_ND, dim=-1)
-        return self._texts[name]
 
 
 def crop(image_HWC: np.ndarray, item: Detection) -> np.ndarray:

@@ -190,11 +190,10 @@ class JudgeServer:
                     break
                 if len(received) > _MOST_BYTES:
                     raise AttemptError(f"an answer of more than {_MOST_BYTES // 2**20} MiB")
-            return answer.status_code, self._without_key(bytes(received))
-
-    def _without_key(self, content: bytes) -> bytes:
-        """Redact the key, which servers name when they refuse it: messages are stored."""
-        return content.replace(self._key.encode(), b"[key]") if self._key else content
+            content = bytes(received)
+            if self._key:  # which servers name when they refuse it, and messages are stored
+                content = content.replace(self._key.encode(), b"[key]")
+            return answer.status_code, content
 
 
 def checked_url(text: str, example: str) -> httpx.URL:

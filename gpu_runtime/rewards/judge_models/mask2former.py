@@ -127,7 +127,9 @@ def instances(
             continue
         confidence = class_probability * float(logits_HW[mask_HW].sigmoid().mean())
         if confidence > least:
-            found.append((label, confidence, _box(mask_HW), mask_HW.numpy()))
+            rows, columns = (mask_HW.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+            box = float(columns[0]), float(rows[0]), float(columns[-1]) + 1, float(rows[-1]) + 1
+            found.append((label, confidence, box, mask_HW.numpy()))
     return found
 
 
@@ -135,8 +137,3 @@ def _resized(logits_hw: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return torch.nn.functional.interpolate(
         logits_hw[None, None], size=size, mode="bilinear", align_corners=False
     )[0, 0]
-
-
-def _box(mask_HW: torch.Tensor) -> tuple[float, float, float, float]:
-    rows, columns = mask_HW.any(1).nonzero().flatten(), mask_HW.any(0).nonzero().flatten()
-    return float(columns[0]), float(rows[0]), float(columns[-1]) + 1, float(rows[-1]) + 1

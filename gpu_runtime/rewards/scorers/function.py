@@ -52,7 +52,14 @@ class FunctionScorer(Scorer):
             value = float(answer)
         except (TypeError, ValueError) as error:
             raise RewardError(f"{self.name} returned {answer!r:.60}; a reward returns a number") from error
-        scaled = _scaled(value, self._options)
+        scaled, scale = value, self._options.scale
+        if math.isnan(value):  # no score on any scale
+            pass
+        elif scale == "sigmoid":
+            scaled = 1 / (1 + math.exp(-value)) if value > -700 else 0.0
+        elif scale != "identity":
+            lowest, highest = scale
+            scaled = min(1.0, max(0.0, (value - lowest) / (highest - lowest)))
         if math.isfinite(value) and not 0 <= scaled <= 1:
             raise RewardError(
                 f"{self.name} returned {value:g}, and scores lie in [0, 1]; set reward.options.scale to "
@@ -115,12 +122,3 @@ def function_scorer(name: str, function: Callable[..., Any], options: FunctionOp
     if names[0] == "frames":
         kind = ClipFunctionScorer
     return kind(name, function, options, takes_row)
-
-
-def _scaled(value: float, options: FunctionOptions) -> float:
-    if options.scale == "identity" or math.isnan(value):  # a NaN is no score on any scale
-        return value
-    if options.scale == "sigmoid":
-        return 1 / (1 + math.exp(-value)) if value > -700 else 0.0
-    lowest, highest = options.scale
-    return min(1.0, max(0.0, (value - lowest) / (highest - lowest)))

@@ -9,7 +9,8 @@ import numpy as np
 from rapidocr import RapidOCR
 
 from gpu_runtime.rewards.options import OcrOptions
-from gpu_runtime.rewards.text_rules import TextScorer, normalise, refuse_unknown_letters
+from gpu_runtime.rewards.text_rules import TextScorer, normalise, target_text
+from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 
 _ENGINE_PARAMETERS: dict[str, Any] = {
@@ -33,8 +34,19 @@ class OcrScorer(TextScorer):
         self._page = options.layout == "page"
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that quotes no text, or one in letters that the recogniser does not have."""
-        refuse_unknown_letters(prompt.text, self._letters)
+        """Refuse a prompt that quotes no text, or one in letters that the recogniser does not have.
+
+        Raises:
+            PromptFileError: if so; every image would score less than 1.
+        """
+        target = target_text(prompt.text)
+        unknown = [letter for letter in dict.fromkeys(target) if letter not in self._letters]
+        if unknown:
+            raise PromptFileError(
+                f"prompt {prompt.text!r} asks for {' '.join(unknown)}, which the ocr engine's recogniser has "
+                "no letters for, so no image could be right; choose another text, or "
+                "reward.scorer=deepseek-ocr"
+            )
 
     @cached_property
     def _letters(self) -> frozenset[str]:

@@ -125,7 +125,11 @@ class _Scale(NamedTuple):
     @classmethod
     def read(cls, said: dict[str, Any]) -> _Scale:
         ends, better = said.get("scale", [0.0, 1.0]), said.get("better", "higher")
-        if not (isinstance(ends, list) and len(ends) == 2 and all(map(_is_end, ends)) and ends[0] < ends[1]):
+        are_numbers = isinstance(ends, list) and all(
+            isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= _FARTHEST
+            for end in ends
+        )
+        if not (are_numbers and len(ends) == 2 and ends[0] < ends[1]):
             raise AttemptError(f"scale {reprlib.repr(ends)} in the answer; it is [lowest, highest]")
         if better not in ("higher", "lower"):
             raise AttemptError(
@@ -148,10 +152,6 @@ class _Scale(NamedTuple):
             return Score(share, exact, detail)
         detail = f"{detail or f'{value:.4g}'} on {scale}, {self.better} is better"
         return Score(share if self.better == "higher" else 1 - share, exact, detail)
-
-
-def _is_end(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _FARTHEST
 
 
 def _column(said: dict[str, Any], key: str, kinds: tuple[type, ...], count: int, default: Any) -> list[Any]:

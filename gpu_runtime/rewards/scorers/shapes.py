@@ -57,7 +57,10 @@ def _classify(large_HWC: np.ndarray, distance_HW: np.ndarray, contour: np.ndarra
     crop = blob[top : top + high, left : left + wide].astype(np.float32)
     side = (_TEMPLATE_SIDE, _TEMPLATE_SIDE)
     shape = cv2.resize(crop, side, interpolation=cv2.INTER_LINEAR) > 0.5
-    overlaps = {name: _overlap(shape, template) for name, template in _templates().items()}
+    overlaps = {
+        name: float((shape & template).sum() / (shape | template).sum())
+        for name, template in _templates().items()
+    }
     best = max(overlaps, key=lambda name: overlaps[name])
     if overlaps[best] < _LEAST_OVERLAP:
         return None
@@ -65,11 +68,7 @@ def _classify(large_HWC: np.ndarray, distance_HW: np.ndarray, contour: np.ndarra
     mean_3 = np.median(large_HWC[blob & (distance_HW > 0.8 * contrast)], axis=0)
     colour = min(COLOURS, key=lambda name: float(np.linalg.norm(mean_3 - np.array(COLOURS[name]))))
     box = (left / _ZOOM, top / _ZOOM, (left + wide) / _ZOOM, (top + high) / _ZOOM)
-    return Detection(best, colour, box, float(overlaps[best]))
-
-
-def _overlap(shape: np.ndarray, template: np.ndarray) -> float:
-    return float((shape & template).sum() / (shape | template).sum())
+    return Detection(best, colour, box, overlaps[best])
 
 
 @lru_cache(maxsize=1)

@@ -105,30 +105,24 @@ class VlmScorer(BatchScorer):
             raise AttemptError(
                 f"an answer that is not JSON: {answer[:80].decode(errors='replace')!r}"
             ) from error
+        settings, exact_at = self._settings, 1.0
         try:
-            value, how = self._read(said)
+            detail, tokens = message_of(said, may_be_cut=settings.parser == "yes-no")
+            if settings.parser == "yes-no":
+                exact_at = 0.5
+                value, source = yes_share(detail, tokens)
+                detail += f" ({value:.3f} by {source})" if tokens else f" ({source})"
+            else:
+                if settings.parser == "json":
+                    number = number_at(detail, settings.field)
+                else:
+                    number = number_in(detail, settings.highest, settings.pattern)
+                value = scaled(number, settings.lowest, settings.highest)
         except ValueError as error:
             raise AttemptError(str(error)) from error
-        return Score(value, value >= self._exact_at, shortened(one_line(how)))
-
-    def _read(self, said: Any) -> tuple[float, str]:
-        """Return score and detail; raise a `ValueError` with the reason if there is none."""
-        settings = self._settings
-        text, tokens = message_of(said, may_be_cut=settings.parser == "yes-no")
-        if settings.parser == "yes-no":
-            share, source = yes_share(text, tokens)
-            return share, f"{text} ({share:.3f} by {source})" if tokens else f"{text} ({source})"
-        if settings.parser == "json":
-            number = number_at(text, settings.field)
-        else:
-            number = number_in(text, settings.highest, settings.pattern)
-        return scaled(number, settings.lowest, settings.highest), text
-
-    @property
-    def _exact_at(self) -> float:
-        if self._settings.exact_at is not None:
-            return self._settings.exact_at
-        return 0.5 if self._settings.parser == "yes-no" else 1.0
+        if settings.exact_at is not None:
+            exact_at = settings.exact_at
+        return Score(value, value >= exact_at, shortened(one_line(detail)))
 
 
 def refuse_silent_vlm(settings: VlmOptions, environ: Mapping[str, str] = os.environ) -> None:

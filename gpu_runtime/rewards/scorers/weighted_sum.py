@@ -82,7 +82,12 @@ class WeightedSum(BatchScorer):
 
     def _summed(self, said: Mapping[str, Score]) -> Score:
         parts = {name: score.value for name, score in said.items() if score.error is None}
-        shut = {name for name in parts if not self._is_open(name, parts)}
+        # Without meaning if a part failed, as the sum then fails.
+        shut = {
+            name
+            for name in parts
+            if any(parts.get(other, 0.0) < least for other, least in self._parts[name].gate.items())
+        }
         left_out = shut | {name for name, part in parts.items() if part < self._parts[name].threshold}
         detail = "; ".join(
             f"{name} {score.value:.3f}{' (not counted)' * (name in left_out)} {score.detail}".rstrip()
@@ -102,7 +107,3 @@ class WeightedSum(BatchScorer):
         )
         terms = terms if self._normalised else ()
         return Score(min(value, 1.0), exact, detail, parts=parts, terms=terms, usd=usd)
-
-    def _is_open(self, name: str, parts: Mapping[str, float]) -> bool:
-        """Return True if a part's gate is open; meaningless if a part failed, as the sum then fails."""
-        return all(parts.get(other, 0.0) >= least for other, least in self._parts[name].gate.items())

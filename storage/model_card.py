@@ -56,6 +56,9 @@ def model_card(
     prices = "modelled: no device was rented" if modelled else "at the run's prices"
     adapter = _file(config.model.adapter, environment, "digest adapter")
     shared = "and" if config.model.reference == "adapter" else "but not"
+    preset = environment.get(PRESET, "")
+    known = [one.evidence for one in list_presets() if one.name == preset and one.evidence]
+    level = f"; the level of preset `{preset}`: {known[0]}" if known else ""
     is_later = bool(curve) and curve[-1][0] != iteration
     when = f" (the later one of iteration {curve[-1][0]}, not of these weights)" if is_later else ""
     facts = {
@@ -68,7 +71,7 @@ def model_card(
         "Held-out prompts": _file(config.prompts.evaluate, environment, "digest prompts.evaluate"),
         "Score before → after": f"{_pair(result, 'score')}{when}",
         **({"Exact before → after": _pair(result, "exact")} if "exact_after" in result else {}),
-        "Evidence": _evidence(row),
+        "Evidence": f"one run, seed {config.seed}, on {environment.get(DEVICES, 'unknown devices')}{level}",
         "Cost": f"${result['cost_usd']:.2f} {prices}, {result['wall_s'] / 3600:.2f} h at work",
         "Spotlight's commit": f"`{environment.get('commit', 'unknown')}`",
         "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
@@ -143,14 +146,6 @@ def _picture(curve: _Curve) -> str:
         return ""
     values = ", ".join(f"{score:.3f} after iteration {iteration}" for iteration, score in curve)
     return f"![Held-out score: {values}]({CURVE})\n\n"
-
-
-def _evidence(row: RunRow) -> str:
-    """Return the basis of the figures: one run, and its preset's evidence."""
-    preset = row.environment.get(PRESET, "")
-    known = [one.evidence for one in list_presets() if one.name == preset and one.evidence]
-    level = f"; the level of preset `{preset}`: {known[0]}" if known else ""
-    return f"one run, seed {row.config.seed}, on {row.environment.get(DEVICES, 'unknown devices')}{level}"
 
 
 def _file(path: str, environment: Mapping[str, str], digest: str) -> str:

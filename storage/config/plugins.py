@@ -103,7 +103,25 @@ class Registry(Generic[Kind]):
         """
         if name in self._own:
             return self._own[name]
-        return self._imported(name, self._path(name, setting), setting)
+        path = self._path(name, setting)
+        said = f"{self._given(name, setting)}: "
+        try:
+            found = _named(path)
+        # The module is third-party code and may raise anything on import.
+        except (Exception, SystemExit) as error:  # a script without a guard ends itself
+            raise ConfigurationError(f"{said}{self._not_imported(path, error)}") from error
+        if isinstance(found, self._kind):
+            return found
+        try:
+            adapted = self._adapt(name, found)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{said}{error}") from error
+        if adapted is None:
+            raise ConfigurationError(
+                f"{said}{quoted(path)} is a {type(found).__name__}, not a {self._kind.__name__}; name one "
+                f"(see {self._kind.__module__})"
+            )
+        return adapted
 
     def sources(self, name: str) -> list[Path]:
         """Return the files of the thing of that name, except Spotlight's own.
@@ -168,26 +186,6 @@ class Registry(Generic[Kind]):
         setting = setting or self.setting
         origin = origin_of(f"{setting}.{name}")  # of the value, or of the name among the keys of a table
         return f"{setting} = {quoted(name)}{origin}"
-
-    def _imported(self, name: str, path: str, setting: str) -> Kind:
-        said = f"{self._given(name, setting)}: "
-        try:
-            found = _named(path)
-        # The module is third-party code and may raise anything on import.
-        except (Exception, SystemExit) as error:  # a script without a guard ends itself
-            raise ConfigurationError(f"{said}{self._not_imported(path, error)}") from error
-        if isinstance(found, self._kind):
-            return found
-        try:
-            adapted = self._adapt(name, found)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{said}{error}") from error
-        if adapted is None:
-            raise ConfigurationError(
-                f"{said}{quoted(path)} is a {type(found).__name__}, not a {self._kind.__name__}; name one "
-                f"(see {self._kind.__module__})"
-            )
-        return adapted
 
     def _not_imported(self, path: str, error: BaseException) -> str:
         advice = "check the name, and that its folder is installed or in PYTHONPATH"

@@ -160,18 +160,16 @@ def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[Prompt
     """
     train = load_prompts(config.prompts.train)
     evaluate = load_prompts(config.prompts.evaluate)
-    per_iteration = config.algorithm.prompts_per_iteration
-    _refuse_too_few("prompts.train", train, "algorithm.prompts_per_iteration", per_iteration)
-    _refuse_too_few("prompts.evaluate", evaluate, "evaluation.prompts", config.evaluation.prompts)
+    for field_name, prompts, limit, count in (
+        ("prompts.train", train, "algorithm.prompts_per_iteration", config.algorithm.prompts_per_iteration),
+        ("prompts.evaluate", evaluate, "evaluation.prompts", config.evaluation.prompts),
+    ):
+        if len(prompts) < count:
+            raise ConfigurationError(
+                f"{field_name} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower "
+                f"{limit} or give a longer file"
+            )
     return train, evaluate
-
-
-def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, count: int) -> None:
-    if len(prompts) < count:
-        raise ConfigurationError(
-            f"{field} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
-            "give a longer file"
-        )
 
 
 def prompt_of(text: str, where: str) -> PromptRecord:

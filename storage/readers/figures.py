@@ -103,24 +103,17 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
         if number % 2:
             own = {(EVALUATION if n.startswith("part_") else QUALITY_FIGURE) + n: v for n, v in own.items()}
             own |= {f"{EVALUATION}score": score, f"{EVALUATION}exact": exact, EVALUATION_USD: usd}
-        else:
-            own |= _by_other_names(own, images)
+        else:  # some figures as other systems name and compute them, too
+            if "clip_share" in own:
+                own["clip_fraction"] = own["clip_share"]
+            if own.get("groups"):
+                own["zero_std_ratio"] = own.get("groups_dropped", 0.0) / own["groups"]
+            for phase in ("rollout", "reward", "train", "iteration"):
+                if images and f"{phase}_s" in own:
+                    own[f"{IMAGE_MS}{phase}"] = 1000 * own[f"{phase}_s"] / images
         own[TOTAL_USD] = total_usd
         figures = {figure_name(name): value for name, value in own.items() if name not in unused}
         found.append(Moment(number, at, figures))
-    return found
-
-
-def _by_other_names(metrics: Mapping[str, float], images: int) -> dict[str, float]:
-    """Return an iteration's figures as other systems name and compute them, if it has them."""
-    found = {}
-    if "clip_share" in metrics:
-        found["clip_fraction"] = metrics["clip_share"]
-    if metrics.get("groups"):
-        found["zero_std_ratio"] = metrics.get("groups_dropped", 0.0) / metrics["groups"]
-    for phase in ("rollout", "reward", "train", "iteration") if images else ():
-        if f"{phase}_s" in metrics:
-            found[f"{IMAGE_MS}{phase}"] = 1000 * metrics[f"{phase}_s"] / images
     return found
 
 

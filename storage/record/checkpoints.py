@@ -98,7 +98,19 @@ class CheckpointStore:
             ValueError: a bad iteration or blob name.
             CheckpointError: the disk refused (full, read-only); earlier checkpoints are untouched.
         """
-        files = _files_to_write(iteration, blobs, state)
+        if iteration < 0:
+            raise ValueError(f"iteration is {iteration}; it counts from 0")
+        for name in blobs:
+            if not _BLOB_NAME.fullmatch(name) or name in (_STATE, MANIFEST):
+                raise ValueError(f"{name!r} cannot be a blob's name; use letters, digits, `_`, `.` and `-`")
+        files = {**blobs, _STATE: json.dumps(dict(state)).encode()}
+        entries = {
+            name: {"size_bytes": memoryview(octets).nbytes, "digest": hashlib.new(DIGEST, octets).hexdigest()}
+            for name, octets in files.items()
+        }
+        manifest = {"format": _FORMAT, "iteration": iteration, "digest": DIGEST, "files": entries}
+        # Last, as they are written in this order: without it there is no checkpoint.
+        files[MANIFEST] = json.dumps({**manifest, "manifest_digest": _digest_of(manifest)}, indent=1).encode()
         name = f"iteration-{iteration:06d}"
         with refusals(
             f"the checkpoint in {self.folder / name}", "then resume from the one before", CheckpointError
@@ -204,28 +216,6 @@ class CheckpointStore:
             if iteration not in kept:
                 delete_folder(path, self.folder)
                 sync_folder(path.parent)
-
-
-def _files_to_write(
-    iteration: int, blobs: Mapping[str, bytes | bytearray | memoryview], state: Mapping[str, Any]
-) -> dict[str, bytes | bytearray | memoryview]:
-    """Return the content of every file of the folder by name, the manifest last."""
-    if iteration < 0:
-        raise ValueError(f"iteration is {iteration}; it counts from 0")
-    for name in blobs:
-        if not _BLOB_NAME.fullmatch(name) or name in (_STATE, MANIFEST):
-            raise ValueError(f"{name!r} cannot be a blob's name; use letters, digits, `_`, `.` and `-`")
-    files: dict[str, bytes | bytearray | memoryview] = {
-        **blobs,
-        _STATE: json.dumps(dict(state)).encode(),
-    }
-    entries = {
-        name: {"size_bytes": memoryview(content).nbytes, "digest": hashlib.new(DIGEST, content).hexdigest()}
-        for name, content in files.items()
-    }
-    manifest = {"format": _FORMAT, "iteration": iteration, "digest": DIGEST, "files": entries}
-    files[MANIFEST] = json.dumps({**manifest, "manifest_digest": _digest_of(manifest)}, indent=1).encode()
-    return files
 
 
 def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from flows.deployed.forms import PresetName, TrainingForm
 from flows.server.note import home_password
 from storage.evaluations.reproductions import reproduction_of
 from storage.record.run_store import RunStore
 from tests.browser import IN_CHROMIUM, Album, NewPage, open_page
-from tests.prefect_pages import RUN_S, PrefectPages
 from tests.running_up import RunningUp
 
 pytestmark = [
@@ -37,6 +36,103 @@ SMALL = [
 """Makes a preset that explores small enough for a test."""
 
 
+ANSWER_S = 60.0
+"""For what a page shows at once, on a machine with nothing else to do."""
+
+RUN_S = 600.0
+"""For what a page shows when a run has come so far."""
+
+_WITHOUT_GRAPH = """HTMLCanvasElement.prototype.getContext = new Proxy(
+    HTMLCanvasElement.prototype.getContext,
+    {apply: (get, canvas, [kind, ...more]) => /^webgl/.test(kind) ? null : get.call(canvas, kind, ...more)},
+)"""
+
+State = Literal["Scheduled", "Pending", "Running", "Completed", "Cancelling", "Cancelled", "Failed"]
+
+
+class PrefectPages:
+    """Prefect's UI of a `spotlight up`; of the two of Prefect 3.8 the one that its first page leads to.
+
+    Everything is found by its role, label or text, which are what a person goes by.
+    """
+
+    def __init__(self, page: Page, api: str, password: str, with_graph: bool = False) -> None:
+        self.page = page
+        self.address = api.removesuffix("/api")
+        page.set_default_timeout(ANSWER_S * 1000)
+        if not with_graph:  # without a GPU it takes more of the processor than the run does
+            page.add_init_script(_WITHOUT_GRAPH)
+        self.page.goto(self.address)  # whoever has not logged in gets one page instead of any other
+        self.page.get_by_placeholder("admin:pass").fill(password)
+        self.page.get_by_role("button", name="Login", exact=True).click()
+        self.page.get_by_role("link", name="Deployments", exact=True).wait_for()
+
+    def open_form(self) -> None:
+        """From Prefect's first page to the form of `post-train`, by what there is to click."""
+        self.page.goto(self.address)
+        self.page.get_by_role("link", name="Deployments", exact=True).click()
+        # The first page, which stays a moment, has links of that name to flows.
+        named = self.page.get_by_role("main").get_by_role("link", name="post-train", exact=True)
+        named.and_(self.page.locator("[href*='/deployments/deployment/']")).first.click()
+        # The first page of a browser that draws without a GPU takes its time where other tests run.
+        self.page.get_by_role("button", name="Run", exact=True).click(timeout=300_000)
+        self.page.get_by_role("menuitem", name="Custom run").click()
+        self.submit_button.wait_for()
+
+    @property
+    def submit_button(self) -> Locator:
+        """The button at the form's end."""
+        return self.page.get_by_role("button", name="Submit", exact=True)
+
+    def choose(self, field: str, value: str) -> None:
+        """Choose a value of a drop-down, by typing its beginning as a person would."""
+        self.page.get_by_label(field).click()
+        self.page.get_by_placeholder("Search...").fill(value)
+        self.page.get_by_role("option", name=value, exact=True).click()
+
+    def choices(self, field: str) -> list[str]:
+        """What a drop-down offers; it is closed again."""
+        self.page.get_by_label(field).click()
+        self.page.get_by_role("option").first.wait_for()
+        offered = self.page.get_by_role("option").all_inner_texts()
+        self.page.keyboard.press("Escape")
+        return offered
+
+    def write(self, field: str, value: str) -> None:
+        """Write into a field."""
+        self.page.get_by_label(field).fill(value)
+
+    def add_to_list(self, values: list[str]) -> None:
+        """Write into new lines of the form's only list."""
+        for value in values:
+            self.page.get_by_role("button", name="Add item").click()
+            handle = self.page.get_by_role("button", name="Drag to reorder").last
+            handle.locator("xpath=following-sibling::*//textarea").fill(value)
+
+    def submit(self) -> str:
+        """Submit a form that is in order, and go to the run that it started; its identifier."""
+        self.submit_button.click()
+        self.page.get_by_role("link", name="View run").click()
+        self.menu_button.wait_for()
+        found = re.search(r"/flow-run/([0-9a-f-]{36})", self.page.url)
+        assert found is not None, self.page.url
+        return found[1]
+
+    @property
+    def menu_button(self) -> Locator:
+        """The three dots of a flow run."""
+        return self.page.get_by_role("button", name="Open menu")
+
+    def open_flow_run(self, flow_run_id: str) -> None:
+        """Open a flow run's page by its address."""
+        self.page.goto(f"{self.address}/v2/runs/flow-run/{flow_run_id}")
+        self.menu_button.wait_for()
+
+    def wait_for_state(self, state: State) -> None:
+        """Wait until the flow run's page, which keeps itself up to date, shows a state."""
+        self.page.get_by_role("main").get_by_text(state, exact=True).first.wait_for(timeout=RUN_S * 1000)
+
+
 @dataclass(frozen=True)
 class Started:
     """A run that a person started in the form: its identifier, and that of its flow run."""
@@ -50,18 +146,18 @@ def explored(new_page: NewPage, up: RunningUp) -> Started:
     """A run that goes on, or has ended: the tests that use it wait for what they look at."""
     with new_page(alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
-        prefect.open_form("post-train")
+        prefect.open_form()
         prefect.choose("Preset", "glyphs-stale")
         prefect.write("Iterations", str(ITERATIONS))
         prefect.add_to_list(SMALL)
-        prefect.name_run(EXPLORED)
+        prefect.write("Run Name", EXPLORED)  # Prefect's own, which the form begins with
         return Started(EXPLORED, prefect.submit())
 
 
 def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: Album):
     with new_page(1200, 1180, alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
-        prefect.open_form("post-train")
+        prefect.open_form()
         for field in TrainingForm.model_json_schema()["properties"].values():
             expect(page.get_by_text(f"{field['title']} (Optional)", exact=True)).to_be_visible()
             expect(page.get_by_text(field["description"].replace("\n", " "), exact=True)).to_be_visible()
@@ -81,7 +177,7 @@ def test_a_bad_value_is_refused_in_words_and_starts_nothing(new_page: NewPage, u
     before = up.flow_run_count()
     with new_page(alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
-        prefect.open_form("post-train")
+        prefect.open_form()
         prefect.write("Iterations", "-1")
         prefect.submit_button.click()
         said = page.get_by_label("Iterations").evaluate("field => field.validationMessage")
@@ -113,13 +209,15 @@ def test_a_run_is_watched_from_running_to_completed(
         expect(page.get_by_text(f"run {explored.run_id}: iteration 0 of {ITERATIONS}")).to_be_visible()
         page.locator("canvas").first.wait_for()  # of the tasks
         assert album.save(page, "prefect-run.png") > 100
-        prefect.open_artifacts()
+        page.get_by_role("tab", name="Artifacts").click()
         expect(page.get_by_role("link", name="MARKDOWN links")).to_be_visible()
         last = f"{explored.run_id}: iteration {ITERATIONS} of {ITERATIONS}, reward"
         expect(page.get_by_role("link", name="progress")).to_contain_text(last)
         expect(page.get_by_text("Result of the run").first).to_be_visible()
         assert album.save(page, "prefect-artifacts.png") > 100
-        prefect.open_newest_artifact("result")
+        # The newest of a key has its parts on a page of their own.
+        page.get_by_role("link", name="result").first.click()
+        page.get_by_role("link", name=re.compile("^[0-9a-f]{8}$")).first.click()
         score = RunStore(up.home).run(explored.run_id).summary["score_after"]
         expect(page.get_by_text("score_after", exact=True)).to_be_visible()
         expect(page.get_by_text(f"{score:.6g}", exact=True).first).to_be_visible()

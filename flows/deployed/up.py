@@ -301,7 +301,8 @@ def check_schedule(cron: str, timezone: str) -> None:
             found = re.fullmatch(r"(\*|(\w+)(?:-(\w+))?)(?:/([1-9]\d{0,3}))?", one, re.ASCII)
             ends = [end for end in found.group(2, 3) if end is not None] if found else [""]
             if not all(
-                end.lower() in names.split() or (end.isdigit() and least <= int(end[:4]) <= most)
+                end.lower() in names.split()
+                or (len(end) <= 4 and end.isdigit() and least <= int(end) <= most)
                 for end in ends
             ):
                 raise ConfigurationError(

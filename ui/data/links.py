@@ -127,14 +127,16 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
     )
 
 
-@st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
 def is_prefect(address: str) -> bool:
     """Return True if a Prefect server answers for a page of its UI; one on another machine is assumed to."""
+    host = urlsplit(address).hostname or ""
+    return not is_loopback(host) or _is_healthy(re.split(r"/v2/|/runs/", address)[0])
+
+
+@st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
+def _is_healthy(server: str) -> bool:
     import httpx  # most pages have no link to check
 
-    if not is_loopback(urlsplit(address).hostname or ""):
-        return True
-    server = re.split(r"/v2/|/runs/", address)[0]
     try:
         answer = httpx.get(f"{server}/api/health", timeout=_ANSWERS_WITHIN_S, trust_env=False)
         return answer.status_code == httpx.codes.OK and answer.json() is True

@@ -12,6 +12,7 @@ from typing import Literal
 from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
 from gpu_runtime.simulator.devices import PhaseUnderWay, SimulatedDevice
 from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, ServingLoad
+from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay
@@ -84,24 +85,16 @@ class SimulatedFleet:
     """Devices and their states on the timeline, booked as the fleet of a live run books them.
 
     A device joins once it has loaded and a phase takes it in, and is paid for from the start of its process.
-    A lost device keeps its state, and is paid for, until the run knows of the loss: a busy one `loss` ticks
-    after its instance was lost, an idle one with the next phase.
+    A lost device keeps its state, and is paid for, until the run knows of the loss: a busy one `times.loss`
+    ticks after its instance was lost, an idle one with the next phase.
 
     Args:
-        start: ticks from an instance's arrival to a loaded worker.
+        times: times of starting, and of noticing a loss.
         replay: arrivals, notices and losses of spot instances; None for no spot instances.
-        loss: ticks from the loss of an instance to the failure of a call to its worker.
-        spot_start: `start` of spot devices; None for the same.
     """
 
     def __init__(
-        self,
-        loop: EventLoop,
-        plan: FleetPlan,
-        start: int,
-        replay: Replay | LentDevices | None = None,
-        loss: int = 0,
-        spot_start: int | None = None,
+        self, loop: EventLoop, plan: FleetPlan, times: WorkloadTimes, replay: Replay | LentDevices | None
     ) -> None:
         self.timeline = Timeline()
         self.meter = PaidMeter()
@@ -114,14 +107,10 @@ class SimulatedFleet:
         self.phase: PhaseUnderWay | None = None
         self._loop = loop
         self._plan = plan
-        self._start: dict[Market, int] = {
-            "reserved": start,
-            "spot": start if spot_start is None else spot_start,
-        }
+        self._times = times
         self.disturbed_at: int | None = None
         """Tick of the trace's next event; None after the last one."""
         self._replay = replay
-        self._loss = loss
         self.devices: dict[str, SimulatedDevice] = {}
         """Present devices by name, in order of arrival."""
         self._on: dict[str, SimulatedDevice] = {}  # by instance
@@ -190,7 +179,7 @@ class SimulatedFleet:
         device = self.devices[name] = SimulatedDevice(name, market, now, trains)
         each, device.place = self._plan.instance_devices, place
         device.instance = f"{market}-{place // each}" if each else ""
-        device.loading = self._loop.at(now + self._start[market], partial(self._on_loaded, device))
+        device.loading = self._loop.at(now + self._times.of(market).start, partial(self._on_loaded, device))
         self.loading += 1
         self.reserved_loading += market == "reserved"
         self.staying += market == "spot"
@@ -262,7 +251,7 @@ class SimulatedFleet:
         self.losses += 1
         self._note("lost", device)
         self.changes += 1
-        device.known_gone = self._loop.now + self._loss
+        device.known_gone = self._loop.now + self._times.loss
         if device.loading is not None:
             device.loading.cancel()
         if self.phase is not None and device.joined:

@@ -76,8 +76,7 @@ class Simulation:
         self._plan = plan
         self._times = times
         self._loop = EventLoop()
-        spot_start = times.of("spot").start
-        self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss, spot_start)
+        self._fleet = SimulatedFleet(self._loop, plan.fleet, times, replay)
         self._scheduler: PullScheduler[int] = PullScheduler()
         self._forecast = WindowForecast()
         self._seeds: SeedPlan | None = None  # chosen ahead for the next iteration

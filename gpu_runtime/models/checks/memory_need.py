@@ -66,6 +66,7 @@ class WorkNeed:
         config: RunConfig,
         keeps_reference: bool,
         evaluated: int = 0,
+        one_by_one: bool = False,
     ) -> WorkNeed:
         """Count the bytes of a run.
 
@@ -74,6 +75,7 @@ class WorkNeed:
             image_tokens: image tokens of one sample; its text tokens are not counted.
             keeps_reference: True if training needs the reference policy.
             evaluated: image tokens of a held-out sample, where there may be more.
+            one_by_one: True if the samples of a batch pass the transformer one by one.
         """
         adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
         blocks = [block for stack in _STACKS for block in getattr(transformer, stack, ())]
@@ -82,13 +84,15 @@ class WorkNeed:
         adapted = (place for place, block in enumerate(blocks) if adapter_numbers(block, adaptation))
         trained = blocks if trains_all else blocks[next(adapted, len(blocks)) + 1 :]
         itemsize = next(transformer.parameters()).dtype.itemsize
-        token = config.sampling.batch_size * itemsize
+        batch = config.sampling.batch_size
+        at_once = 1 if one_by_one else batch
         largest = max((_width(block) for block in blocks), default=0)
         if adaptation.gradient_checkpointing:
             # The input of each block, and one of them computed again.
-            kept = sum(map(_width, trained)) + (_KEPT - 1) * max(map(_width, trained), default=0)
+            again = at_once * (_KEPT - 1) * max(map(_width, trained), default=0)
+            kept = batch * sum(map(_width, trained)) + again
         else:
-            kept = _KEPT * sum(map(_width, trained))
+            kept = batch * _KEPT * sum(map(_width, trained))
         if trains_all:  # a frozen expert's weights are not among these
             trained_bytes = sum(weight.nbytes for weight in transformer.parameters())
         else:
@@ -98,8 +102,8 @@ class WorkNeed:
             trains_all=trains_all,
             keeps_reference=keeps_reference and (trains_all or config.model.reference == "adapter"),
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
-            training_bytes=token * image_tokens * kept,
-            generating_bytes=token * max(image_tokens, evaluated) * _KEPT * largest,
+            training_bytes=itemsize * image_tokens * kept,
+            generating_bytes=itemsize * max(image_tokens, evaluated) * at_once * _KEPT * largest,
             gradient_shards=config.algorithm.gradient_shards,
         )
 

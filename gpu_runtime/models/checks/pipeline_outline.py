@@ -117,7 +117,8 @@ class PipelineOutline:
         """Return the least memory that a run's training and generating need beside the weights."""
         evaluated = self.family.image_tokens(self.folder.config("vae"), config.evaluated_model)
         image_tokens, _ = self.sequence_lengths()
-        return WorkNeed.of(self.transformer, image_tokens, config, keeps_reference, evaluated)
+        one_by_one = self.family.CUTS_PADDING
+        return WorkNeed.of(self.transformer, image_tokens, config, keeps_reference, evaluated, one_by_one)
 
     def _need(self, work: WorkNeed) -> MemoryNeed:
         """Return the least memory for the weights in the files, in their precision here, and for work."""

@@ -94,7 +94,7 @@ def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: boo
     least, most = _DECODED_CLIP if model.frames else _DECODED
     least, most = least * min(at_once, settings.clip_frames), most * at_once
     pixels = _FLOAT32 * math.prod(settings.size)
-    work = WorkNeed.of(transformer, image_tokens, config, keeps_reference)
+    work = WorkNeed.of(transformer, image_tokens, config, keeps_reference, one_by_one=model.cuts_padding)
     weights = model.experts * _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
     trained = trained_experts(settings, model.experts) * work.trained_bytes
     encoders = _exactly("text encoders", _BFLOAT16 * model.encoders)
@@ -143,7 +143,9 @@ def _training(
     sizes, passes = model.architecture, model.passes(config.model)
     image_tokens, text_tokens = model.tokens(config.model)
     chosen = config.changed(adaptation={"gradient_checkpointing": checkpointing})
-    batch = WorkNeed.of(transformer, image_tokens, chosen, keeps_reference=False)  # which is no activation
+    batch = WorkNeed.of(  # a reference is no activation
+        transformer, image_tokens, chosen, keeps_reference=False, one_by_one=model.cuts_padding
+    )
     low = passes * batch.training_bytes
     each = config.sampling.batch_size * (image_tokens + text_tokens) * sizes.width
     inputs = 9 if config.adaptation.adapts_feed_forward else 4

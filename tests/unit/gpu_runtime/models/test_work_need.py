@@ -75,6 +75,14 @@ def test_activations_are_rows_by_tokens_by_widths(adaptation: dict[str, Any], wi
     assert need.generating_bytes == ROW * 4 * 8
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_samples_that_pass_one_by_one_compute_in_the_memory_of_one(checkpointing: bool):
+    config = tiny_config(adaptation={"mode": "full", "gradient_checkpointing": checkpointing})
+    need = WorkNeed.of(Transformer(), TOKENS, config, keeps_reference=False, one_by_one=True)
+    assert need.generating_bytes == ROW // 4 * 4 * 8
+    assert need.training_bytes == (ROW * 24 + ROW // 4 * 3 * 8 if checkpointing else ROW * 4 * 24)
+
+
 def kept_bytes(model: Any, family: str) -> int:
     """Bytes of what one forward pass keeps for its backward pass, weights left out."""
     weights = {weight.untyped_storage().data_ptr() for weight in model.transformer.parameters()}

@@ -33,8 +33,10 @@ ASIDE = ".replaced-"
 PART_FILE = "part.json"
 """The file of a part that names the folders whose rows it holds."""
 
-KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_events", "sequence_groups")
-"""The tables of a discarded iteration that stay: its devices ran, and were paid for."""
+KEPT_OF_DISCARDED = (
+    "worker_states", "paid_time", "standby_time", "device_events", "sequence_groups", "judge_costs"
+)  # fmt: skip
+"""The tables of a discarded iteration that stay: its devices and judges worked, and were paid for."""
 
 AS_DISCARDED = {"phase": "discarded", "state": "lost"}
 """Values that replace those in the rows of an abandoned iteration, by column."""

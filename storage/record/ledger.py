@@ -233,7 +233,8 @@ def judge_usd(connection: RecordConnection, run_id: str) -> float:
         """
         SELECT coalesce(sum(value), 0) FROM (
             SELECT value FROM iteration_metrics WHERE run_id = $run AND name = $judge
-            UNION ALL SELECT value FROM evaluation_image_figures WHERE run_id = $run AND name = $judge)
+            UNION ALL SELECT value FROM evaluation_image_figures WHERE run_id = $run AND name = $judge
+            UNION ALL SELECT usd FROM judge_costs WHERE run_id = $run AND phase = 'discarded')
         """,
         {"run": run_id, "judge": JUDGE_USD},
     ).fetchall()

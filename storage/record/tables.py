@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.errors import StorageError
-from storage.record.records import DeviceTime, EvaluationRecord, IterationRecord, JudgedImage
+from storage.record.records import JUDGE_USD, DeviceTime, EvaluationRecord, IterationRecord, JudgedImage
 
 _I32, _I64, _F64, _BOOL, _TEXT, _BYTES = (
     pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
@@ -46,6 +46,7 @@ COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
         "ended_at": _F64, "usd_per_hour": _F64,
     },
     "paid_time": {**_PHASE, "worker": _TEXT, "market": _TEXT, "paid_s": _F64},
+    "judge_costs": {**_PHASE, "usd": _F64},
     "standby_time": {
         **_PHASE, "standby": _TEXT, "waited_s": _F64, "cpu_s": _F64, "memory_bytes": _I64, "taken": _I32,
         "lost": _I32,
@@ -125,6 +126,7 @@ def iteration_rows(record: IterationRecord) -> Rows:
             "samples": map(vars, record.samples),
             "candidates": map(vars, record.candidates),
             "sample_images": map(vars, record.sample_images),
+            "judge_costs": [{"usd": record.metrics[JUDGE_USD]}] if JUDGE_USD in record.metrics else (),
             **_device_rows(record),
         },
         run_id=record.run_id, iteration=record.iteration, phase="iteration", purpose="train",
@@ -134,6 +136,7 @@ def iteration_rows(record: IterationRecord) -> Rows:
 def evaluation_rows(record: EvaluationRecord) -> Rows:
     """Return the rows of a held-out evaluation."""
     parts = {f"part_{name}": mean for name, mean in record.parts.items()}
+    judge_usd = sum(image.figures.get(JUDGE_USD, 0.0) for image in record.images)
     return tables_of(
         {
             "evaluations": [vars(record)],
@@ -141,6 +144,7 @@ def evaluation_rows(record: EvaluationRecord) -> Rows:
             "prompts": _prompts(record.images),
             "evaluation_images": map(vars, record.images),
             "evaluation_image_figures": figure_rows(record.images),
+            "judge_costs": [{"usd": judge_usd}] if judge_usd else (),
             **_device_rows(record),
         },
         run_id=record.run_id, iteration=record.iteration, phase="evaluation", purpose="evaluate",

@@ -43,6 +43,8 @@ _PARTS = f"""
             WHERE run_id = $run AND name = $judge
         UNION ALL SELECT 'evaluation', iteration, value, 0, value, 0 FROM evaluation_image_figures
             WHERE run_id = $run AND name = $judge
+        UNION ALL SELECT phase, iteration, usd, 0, usd, 0 FROM judge_costs
+            WHERE run_id = $run AND phase = 'discarded'
         UNION ALL SELECT 'iteration', $number, $judge_usd, 0, $judge_usd, 0 WHERE $number IS NOT NULL
     )
     SELECT phase, iteration, sum(usd), sum(hours), sum(own_usd), sum(own_hours) FROM used
@@ -58,7 +60,7 @@ _PARTS = f"""
 class Spending:
     """A run's dollars and hours at work: so far, and expected for an iteration and its evaluations.
 
-    They include the devices' discarded work, but not payments to judges for it.
+    They include the discarded work of devices and judges.
     """
 
     usd: float

@@ -20,6 +20,7 @@ from storage.record.ledger import read_ledger
 from storage.record.records import JUDGE_USD
 from storage.record.results import live_runs, run_result
 from storage.record.run_store import RunStore
+from tasks.iteration.budget import spending
 from tests.fake_drafters import FakePool, fake_prompts
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.scripted import Script
@@ -83,3 +84,7 @@ def test_ledger_and_result_have_them_beside_the_bill(tmp_path: Path):
     result = run_result(store, "r")
     assert (ledger.judge_usd, result["judge_usd"], live.judge_usd) == (1.0, 1.0, 1.0)
     assert result["cost_usd"] == pytest.approx(ledger.spent().usd)
+    store.discard_after("r", 2)
+    with store.reading() as connection:
+        assert read_ledger(connection, "r").judge_usd == 1.0, "paid, though a resume does the iteration again"
+    assert spending(store, "r").usd == pytest.approx(ledger.spent().usd + 1.0)

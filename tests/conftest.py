@@ -1,10 +1,11 @@
-"""What holds for every test: one thread a process, nothing phones home, examples that repeat."""
+"""What holds for every test: one thread a process, one token of Ray, no telemetry, repeatable examples."""
 
 from __future__ import annotations
 
 import gc
 import os
 import re
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 # Before any import of torch or onnxruntime, which read it once; processes started by tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Ray asks for the account's token from when its first local cluster has made one. Which processes then have
+# none would depend on the order of the tests, on an account without one.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import pytest
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread a process, one token of Ray, no telemetry, repeatable examples."""
+"""Setup of all tests: one thread per process, one Ray token, no telemetry, repeatable examples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 # Before any import of torch or onnxruntime, which read it once; processes started by tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Ray asks for the account's token from when its first local cluster has made one. Which processes then have
-# none would depend on the order of the tests, on an account without one.
+# Once a local cluster has made a token for the account, Ray demands it. On an account without one, processes
+# that started earlier would lack it, so results would depend on the order of the tests.
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import pytest

@@ -156,7 +156,7 @@ def arm_curves(
 
 
 def ratio(slow: ArmCurves, fast: ArmCurves, units: tuple[float, float], target: float) -> dict[str, Any]:
-    """What the slower arm takes over what the faster one does, with its interval.
+    """Return the ratio of what the slower arm spends to what the faster one spends, with its interval.
 
     Args:
         slow: the arm to compare with.

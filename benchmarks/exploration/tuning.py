@@ -46,7 +46,7 @@ SUBJECTS: Mapping[str, Callable[[str], Hashable]] = {
     "ocr": lambda line: line.split('"')[1],  # what a prompt of `glyphs` wants written
     "shapes": bound_objects,
 }
-"""Of each scorer what no prompt on one side of a split shares with one on the other."""
+"""The property of a prompt, by scorer, that no two prompts on different sides of a split share."""
 
 
 def tuning_split(

@@ -57,7 +57,7 @@ class Login(Section):
 
     @field_validator("redirect_uri", "server_metadata_url")
     @classmethod
-    def _is_an_address(cls, value: str, info: ValidationInfo) -> str:
+    def _is_encrypted(cls, value: str, info: ValidationInfo) -> str:
         said = f"{info.field_name} = {quoted(value)}{origin_of(info.field_name or '')}:"
         try:
             parts = urlsplit(value)
@@ -70,22 +70,33 @@ class Login(Section):
             raise ValueError(f"{said} is not an address: no server has port 0")
         if parts.scheme == "http" and not is_loopback(host):
             raise ValueError(f"{said} sends the login over the network unencrypted; use https://")
-        if info.field_name == "redirect_uri" and not parts.path.endswith(_CALLBACK):
-            raise ValueError(f"{said} must end in {_CALLBACK}")
+        return value
+
+    @field_validator("redirect_uri")
+    @classmethod
+    def _is_the_callback(cls, value: str) -> str:
+        if not urlsplit(value).path.endswith(_CALLBACK):
+            raise ValueError(
+                f"redirect_uri = {quoted(value)}{origin_of('redirect_uri')}: must end in {_CALLBACK}"
+            )
         return value
 
     @field_validator("cookie_secret", "client_secret", mode="before")
     @classmethod
     def _is_a_secret(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse a secret before a check that would show it."""
-        said = f"{info.field_name}{origin_of(info.field_name or '')}"
         if not isinstance(value, str) or not is_text(value):
             problem = NOT_TEXT if isinstance(value, str) else f"must be text, not {type(value).__name__}"
-            raise ValueError(f"{said} {problem}")
-        if info.field_name == "cookie_secret" and len(value) < _SECRET_LENGTH:
+            raise ValueError(f"{info.field_name}{origin_of(info.field_name or '')} {problem}")
+        return value
+
+    @field_validator("cookie_secret")
+    @classmethod
+    def _is_long(cls, value: str) -> str:
+        if len(value) < _SECRET_LENGTH:
             raise ValueError(
-                f"{said} has {len(value)} characters, and needs {_SECRET_LENGTH}; make one with "
-                "`openssl rand -hex 32`"
+                f"cookie_secret{origin_of('cookie_secret')} has {len(value)} characters, and needs "
+                f"{_SECRET_LENGTH}; make one with `openssl rand -hex 32`"
             )
         return value
 

@@ -91,7 +91,7 @@ class PrefectPages:
         self.page.get_by_role("option", name=value, exact=True).click()
 
     def choices(self, field: str) -> list[str]:
-        """What a drop-down offers; it is closed again."""
+        """Return the options of a drop-down, and close it again."""
         self.page.get_by_label(field).click()
         self.page.get_by_role("option").first.wait_for()
         offered = self.page.get_by_role("option").all_inner_texts()

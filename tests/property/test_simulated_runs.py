@@ -1,4 +1,4 @@
-"""What holds of every simulated run, whatever is rented and lost, also where devices share samples."""
+"""Invariants of simulated runs, whichever devices are rented, lost or share samples."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class WorkNeed:
             full training, or an adapter as the reference).
         trains_again: True if there is a second training step: AdamW's moments exist after the first.
         training_bytes: activations of one batch in training, kept for its backward pass.
-        generating_bytes: activations of one batch in the block that computes.
+        generating_bytes: activations in the block that computes, of the samples that pass it together.
         gradient_shards: `algorithm.gradient_shards`; above 1, nothing is divided over the devices that train.
     """
 

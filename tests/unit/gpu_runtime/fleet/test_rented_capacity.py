@@ -437,7 +437,7 @@ def test_a_start_while_an_instance_is_drained_puts_no_worker_on_it(
 
     monkeypatch.setattr(device.actor, "drain_instance", drained)
     stage.fleet.on_notice(device, NOTICE)
-    assert wanted == [False], "the instance leaves before it is drained, so nobody wants a worker on it"
+    assert wanted == [False], "the instance is given up before it is drained, so that no worker starts on it"
     assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
 
 

@@ -7,7 +7,7 @@ nothing chose, exploring ones on 16 of those that they explored but where their 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
@@ -20,10 +20,13 @@ class Recipe:
     Attributes:
         learning_rate: of the optimiser.
         warmup_steps: training steps over which it rises.
+        advantage_std: divisor of an advantage: the `group`'s deviation, as in Flow-GRPO's paper, or the
+            `batch`'s, as in its code and in the presets of large models.
     """
 
     learning_rate: float
     warmup_steps: int
+    advantage_std: str = "group"
 
 
 _OF_IMAGES = (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24))
@@ -37,6 +40,9 @@ RECIPES = {
 
 _LOWER = {("shapes-graded", "nft"): Recipe(2e-4, 8), ("ocr-graded", "grpo"): Recipe(5e-5, 16)}
 """One more recipe by task and objective, where an arm learned best at the lowest rate of the others."""
+
+_BY_BATCH = ("nft", "grpo")
+"""Objectives whose recipes are tried with either divisor: those that exploration is measured with."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,9 @@ def recipes_of(task: str, arm: str) -> tuple[Recipe, ...]:
     """Return the recipes that an arm is tried with: on a task the same for every arm of an objective."""
     objective = ARMS[arm].objective
     lower = _LOWER.get((task, objective))
-    return (*RECIPES[objective], lower) if lower else RECIPES[objective]
+    recipes = (*RECIPES[objective], lower) if lower else RECIPES[objective]
+    by_batch = [replace(recipe, advantage_std="batch") for recipe in recipes if objective in _BY_BATCH]
+    return (*recipes, *by_batch)
 
 
 def plain_arms(objective: str) -> list[str]:
@@ -198,7 +206,7 @@ def arm_config(
         task: of `TASKS`.
         arm: of `ARMS`.
         run_seed: of the curve.
-        recipe: its learning rate and warm-up; the first of its objective's by default.
+        recipe: what was tuned; the first recipe of its objective by default.
         prompts: settings of other prompts than the preset's.
     """
     learned, spent = TASKS[task], ARMS[arm]
@@ -208,6 +216,7 @@ def arm_config(
         f"seed={run_seed}", *reward, f"reward.signal={learned.signal}", *ALL,
         *_OBJECTIVES[spent.objective], *spent.settings,
         f"optimizer.learning_rate={recipe.learning_rate:g}", f"optimizer.warmup_steps={recipe.warmup_steps}",
+        f"algorithm.advantage_std={recipe.advantage_std}",
         *prompts,
     ]  # fmt: skip
     return load_config(learned.preset, settings, {})

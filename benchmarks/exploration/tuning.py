@@ -1,9 +1,9 @@
 """What is chosen on tuning prompts, by one run seed that no figure is of: each arm's recipe, then an arm.
 
-Every arm is tried with every recipe of its objective (`arms.recipes_of`). Its best one has the largest mean gain over the
-evaluations after the first, which rewards learning early and learning long. The exploring arm of an objective
-is the one that takes the smallest part of the time in which its arm without exploration gets to 75 % of its
-gain. Arms with smaller iterations do more of them, in as much time.
+Every arm is tried with every recipe of its objective (`arms.recipes_of`). Its best one has the largest mean
+gain over the evaluations after the first, which rewards learning early and learning long. The exploring arm
+of an objective is the one that takes the smallest part of the time in which its arm without exploration gets
+to 75 % of its gain. Arms with smaller iterations do more of them, in as much time.
 
 Tuning prompts are cut from the training prompts: held-out ones are for figures alone.
 """

@@ -16,7 +16,6 @@ import numpy as np
 
 from storage.config.runtime import AUTO, FIXED_CAPACITY
 from storage.record.reading import RecordConnection
-from storage.record.records import JUDGE_USD
 
 if TYPE_CHECKING:  # commands that show no bill do not wait for its import
     import pandas as pd
@@ -230,13 +229,7 @@ class Ledger:
 def judge_usd(connection: RecordConnection, run_id: str) -> float:
     """Return what judges with a price have cost a run, for its samples and for held-out images, in USD."""
     [(usd,)] = connection.execute(
-        """
-        SELECT coalesce(sum(value), 0) FROM (
-            SELECT value FROM iteration_metrics WHERE run_id = $run AND name = $judge
-            UNION ALL SELECT value FROM evaluation_image_figures WHERE run_id = $run AND name = $judge
-            UNION ALL SELECT usd FROM judge_costs WHERE run_id = $run AND phase = 'discarded')
-        """,
-        {"run": run_id, "judge": JUDGE_USD},
+        "SELECT coalesce(sum(usd), 0) FROM judge_costs WHERE run_id = ?", [run_id]
     ).fetchall()
     return float(usd)
 

@@ -39,12 +39,7 @@ _PARTS = f"""
             greatest(0, ended_at - greatest(started_at, begun_at)) / 3600 * usd_per_hour AS own_usd,
             greatest(0, ended_at - greatest(started_at, begun_at, reach)) / 3600 AS own_hours
         FROM (SELECT *, {REACH} AS reach FROM spans) LEFT JOIN begun USING (phase, iteration)
-        UNION ALL SELECT 'iteration', iteration, value, 0, value, 0 FROM iteration_metrics
-            WHERE run_id = $run AND name = $judge
-        UNION ALL SELECT 'evaluation', iteration, value, 0, value, 0 FROM evaluation_image_figures
-            WHERE run_id = $run AND name = $judge
-        UNION ALL SELECT phase, iteration, usd, 0, usd, 0 FROM judge_costs
-            WHERE run_id = $run AND phase = 'discarded'
+        UNION ALL SELECT phase, iteration, usd, 0, usd, 0 FROM judge_costs WHERE run_id = $run
         UNION ALL SELECT 'iteration', $number, $judge_usd, 0, $judge_usd, 0 WHERE $number IS NOT NULL
     )
     SELECT phase, iteration, sum(usd), sum(hours), sum(own_usd), sum(own_hours) FROM used
@@ -79,7 +74,7 @@ def spending(
         is_due: True if an evaluation follows that iteration in any case.
     """
     values = {
-        "run": run_id, "judge": JUDGE_USD, "number": record and record.iteration,
+        "run": run_id, "number": record and record.iteration,
         "begun_at": record and record.started_at, "done_at": record and record.ended_at,
         "judge_usd": record and record.metrics.get(JUDGE_USD, 0.0),
         **{name: [getattr(one, name) for one in record.intervals] if record else [] for name in _STATE},

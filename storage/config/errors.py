@@ -41,12 +41,12 @@ _NAMES_ELSEWHERE = {
     "budget.usd": "max_cost",
 }
 ALIASES = {name: setting for setting, names in _NAMES_ELSEWHERE.items() for name in names.split()}
-"""Names that users of other trainers type, and the setting that each of them means."""
+"""Other trainers' names for settings."""
 
 _SOURCES: ContextVar[Mapping[str, str]] = ContextVar("sources of the settings")
 
 GIVEN_BY: ContextVar[str] = ContextVar("option or argument that gives settings", default="--set")
-"""The source of a setting that a person gives: `--set`, or an argument of Python's."""
+"""How a person gives a setting: `--set`, or a Python argument."""
 
 _BOUNDS = {
     "greater_than": ("must be above", "gt", "raise it"),
@@ -68,10 +68,10 @@ def dotted(key: Sequence[str | int]) -> str:
 
 @contextmanager
 def naming_sources(sources: Mapping[str, str]) -> Iterator[None]:
-    """Let every refusal inside the block name the value's source, by setting (a preset, --set).
+    """Make refusals inside the block name the value's source (a preset, --set); `sources` is by setting.
 
-    A context and no argument: plug-ins are found and their options read in several registries, which have no
-    other use for the sources.
+    A context, not an argument: several registries find plug-ins and read their options, and need the sources
+    for nothing else.
     """
     token = _SOURCES.set(sources)
     try:
@@ -81,7 +81,7 @@ def naming_sources(sources: Mapping[str, str]) -> Iterator[None]:
 
 
 def origin_of(setting: str) -> str:
-    """` (from --set)`, where the source of a setting is known, or of the value around it, or of all in it."""
+    """` (from --set)` if the source of a setting, of the table around it, or of all in it is known."""
     sources, parts = _SOURCES.get({}), setting.split(".")
     outwards = (dotted(parts[:depth]) for depth in range(len(parts), 0, -1))
     found = next(({sources[name]} for name in outwards if name in sources), set[str]())
@@ -90,18 +90,18 @@ def origin_of(setting: str) -> str:
 
 
 def as_given(settings: Mapping[str, str]) -> str:
-    """Return the text that gives settings: a `--set` each, or the argument of Python's functions."""
+    """Return settings as a person would give them: `--set` options, or a Python argument."""
     if (source := GIVEN_BY.get()) == "--set":
         return " ".join(f"{source} {name}={value}" for name, value in settings.items())
     return f"{source}={json.dumps(settings)}"
 
 
 def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section: str = "") -> list[str]:
-    """One line for each problem of a configuration, with its source (`naming_sources`).
+    """Return one line per problem of a configuration, with its source (`naming_sources`).
 
     Args:
-        model: what was validated.
-        section: where it stands among the settings, as in `reward.options`; empty for all of them.
+        model: the validated model.
+        section: its path in the settings, such as `reward.options`; empty for all settings.
     """
     prefix = f"{section}." if section else ""
     return [_line(problem, model, prefix) for problem in error.errors(include_url=False)]
@@ -110,10 +110,10 @@ def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section:
 def read_row(
     row: object, where: str, model: type[M], failure: type[SpotlightError] = ConfigurationError
 ) -> M:
-    """Return a row of a file as its model; nothing is converted, as text to a number would be.
+    """Validate a row of a file strictly: text is not converted to a number.
 
     Args:
-        where: file and row, with which a refusal begins.
+        where: file and row, for messages.
         failure: raised if the row is not a table, or a value is missing, unknown or out of range.
     """
     if not isinstance(row, Mapping):
@@ -139,7 +139,7 @@ def model_of(model: type[BaseModel], section: Sequence[str]) -> type[BaseModel] 
 def _line(problem: ErrorDetails, model: type[BaseModel], prefix: str) -> str:
     key = tuple(map(str, problem["loc"]))
     name = f"{prefix}{dotted(key)}"
-    if problem["type"] == "value_error":  # a check of ours: its text names settings and values itself
+    if problem["type"] == "value_error":  # our own check: its message names settings and values
         return problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         return f"{name}{origin_of(name)}: {_unknown(key, model, prefix)}"
@@ -167,7 +167,7 @@ def _reason(problem: ErrorDetails, key: Sequence[str], model: type[BaseModel]) -
         said = said or f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     value: Any = PydanticUndefined
     inner: Any = model
-    for part in key:  # of an entry of a list, the list's default is as near as there is
+    for part in key:  # for a list's entry, the nearest default is the list's
         field = getattr(inner, "model_fields", {}).get(part)
         if field is not None:
             value, inner = field.get_default(call_default_factory=True), field.annotation
@@ -175,7 +175,7 @@ def _reason(problem: ErrorDetails, key: Sequence[str], model: type[BaseModel]) -
 
 
 def _unknown(key: Sequence[str], model: type[BaseModel], prefix: str) -> str:
-    """Name the setting nearest to a key that is none, here or in another section."""
+    """Suggest the setting nearest to an unknown key, here or in another section."""
     last, around = key[-1].lower(), dotted(key[:-1])
     aliases = ALIASES if model is RunConfig else {}
     alias = aliases.get(last, "")

@@ -10,7 +10,7 @@ from storage.config.section import LARGEST_COUNT, OptionValues, Section
 
 
 class ExplorationConfig(Section):
-    """Which seeds of a prompt are rolled out: candidates are drafted, judged, and the best group kept."""
+    """Choice of the seeds to roll out: candidates are drafted and judged, and the best group is kept."""
 
     strategy: str = Field(default="plain", min_length=1)
     """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
@@ -20,10 +20,10 @@ class ExplorationConfig(Section):
     (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
-    """Options that the strategy declares; those of the project declare none."""
+    """Options declared by the strategy; the built-in ones have none."""
 
     candidates: int = Field(default=48, ge=2, le=4096)
-    """Most drafts of a prompt."""
+    """Maximum drafts per prompt."""
 
     drafts: int = Field(default=0, ge=0, le=LARGEST_COUNT)
     """Drafts per iteration, in full drafts; 0: as many as the training window is predicted to hold
@@ -34,12 +34,11 @@ class ExplorationConfig(Section):
     planned: a run's numbers then follow from its configuration alone. Needs `drafts` above 0."""
 
     prompts: int = Field(default=0, ge=0, le=65536)
-    """Prompt groups explored in an iteration, of which the `algorithm.prompts_per_iteration` whose samples
-    differ most are trained on; 0: as many as are trained on. While `auto` explores nothing, it trains on
-    all of them."""
+    """Prompt groups explored per iteration; the `algorithm.prompts_per_iteration` whose samples differ most
+    are trained on. 0: as many as are trained on. While `auto` explores nothing, it trains on all of them."""
 
     fidelities: tuple[str, ...] = ("full",)
-    """Kinds of draft that may be used: `full`; `preview-K`, the image predicted after K denoising steps;
+    """Allowed kinds of draft: `full`; `preview-K`, the image predicted after K denoising steps;
     `steps-K`, an image in K steps (with sampling.sde = `none`). Cheaper ones are used once they have
     proved reliable for their cost."""
 
@@ -48,11 +47,11 @@ class ExplorationConfig(Section):
     window; 0 for none."""
 
     min_spearman: float = Field(default=0.5, ge=-1, le=1)
-    """Rank correlation of stale and fresh scores below which drafts are not trusted, and the next seeds are
-    drafted again with the current weights."""
+    """Rank correlation of stale and fresh scores below which drafts are distrusted and the next seeds are
+    redrafted with the current weights."""
 
     def contradictions(self) -> Iterator[str]:
-        """Yield why these settings cannot be together."""
+        """Yield why these settings conflict."""
         if not self.fidelities or len(set(self.fidelities)) != len(self.fidelities):
             yield (
                 f"exploration.fidelities is {list(self.fidelities)}; name at least one, each once, as in full"

@@ -1,10 +1,10 @@
-"""The configuration of a run from all its sources, with errors a person can act on.
+"""A run's configuration from all its sources, with errors a person can act on.
 
 Later sources win: the defaults, a preset (TOML), the environment, `--set section.key=value`.
 
 Environment: `SPOTLIGHT_SEED=3` sets a top-level setting, `SPOTLIGHT_SAMPLING__NOISE_LEVEL=0.5` one
-of a section (two underscores for the dot). A name with two underscores that is no setting is
-refused; other names of the project (`OTHER_VARIABLES`) are left alone.
+of a section (two underscores for the dot). An unknown name with two underscores is refused; the project's
+other variables (`OTHER_VARIABLES`) are left alone.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from storage.home import (
 from storage.text import one_line, read_text_file
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
-"""Folder of the presets that have a name."""
+"""Folder of the named presets."""
 
 BASES = PRESETS / "bases"
-"""Folder of what several presets share: `extends = ["NAME", ...]` at a preset's top puts these before it, or
-other presets with theirs."""
+"""Folder of shared bases: `extends = ["NAME", ...]` at a preset's top applies these, or other presets with
+their bases, before it."""
 
 PREFIX = "SPOTLIGHT_"
 
@@ -53,28 +53,28 @@ OTHER_VARIABLES = {
 EVIDENCE = ("tiny weights", "real weights loaded", "embedded curve", "one GPU step", "GPU curve")
 """Levels that `evidence = "LEVEL"` at a preset's top may claim; a test compares them with kept results.
 
-The key is no setting of a run. `tiny weights`: the family equals diffusers' on tiny random weights;
+The key is not a run setting. `tiny weights`: the family equals diffusers' on tiny random weights;
 `real weights loaded`: the model's own weights ran; `embedded curve`: a small model learned the task."""
 
 _Layer = tuple[str, dict[str, Any]]
-"""Where settings came from, and the settings, nested as in a preset."""
+"""A source, and its settings, nested as in a preset."""
 
 _Change = tuple[str, Any]
 """A setting by its dotted name, and its value as JSON."""
 
 Given = Sequence[str | tuple[str, Any]]
-"""Settings that a person gives: `section.key=value` as text, or the dotted name with a value of Python's."""
+"""Settings that a person gives: `section.key=value` as text, or the dotted name with a Python value."""
 
 _CHOICES = (
     ("model", "family"), ("algorithm", "objective"), ("exploration", "strategy"), ("reward", "scorer"),
     ("evaluation", "judge"), ("runtime", "capacity"),
 )  # fmt: skip
-"""Settings that choose a plug-in, whose own options stand in `options` of the same section."""
+"""Settings that choose a plug-in; its options are in `options` of the same section."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset that has a name; its first line, a comment, says what it is for (`summary`)."""
+    """A named preset; its first line, a comment, gives its purpose (`summary`)."""
 
     name: str
     path: Path
@@ -83,7 +83,7 @@ class Preset:
 
 
 def list_presets() -> list[Preset]:
-    """The presets that have a name."""
+    """Return the named presets."""
     presets: list[Preset] = []
     for path in sorted(PRESETS.glob("*.toml"), key=lambda path: path.stem):
         text = path.read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def list_presets() -> list[Preset]:
 def load_config(
     preset: str | None, sets: Given, environ: Mapping[str, str], base: RunConfig | None = None
 ) -> RunConfig:
-    """Put a configuration together, as `load_with_sources` does, without the sources.
+    """Assemble a configuration as `load_with_sources` does, without returning the sources.
 
     Args:
         preset, sets, environ, base: as there.
@@ -115,7 +115,7 @@ def load_with_sources(
         base: an earlier run's configuration to start from, replacing the defaults.
 
     Raises:
-        ConfigurationError: any problem, one line each: the setting, its value, what it may be.
+        ConfigurationError: any problem, one line each: the setting, its value, the allowed values.
     """
     problems: list[str] = []
     layers: list[_Layer] = []
@@ -128,7 +128,7 @@ def load_with_sources(
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
             continue
         name = variable.removeprefix(PREFIX).lower().replace("__", ".")
-        # If it is not even nearly a setting, it is some other tool's variable.
+        # A name unlike any setting is some other tool's variable.
         if "." in name or difflib.get_close_matches(name, RunConfig.model_fields, n=1, cutoff=0.8):
             layers.append(_parsed(name, text, variable))
     for assignment in sets:
@@ -158,9 +158,9 @@ def load_with_sources(
 
 
 def python_settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return settings of Python's, nested or by dotted name, as `load_with_sources` takes them.
+    """Return Python settings, nested or by dotted name, as `load_with_sources` takes them.
 
-    Paths become text, numbers and arrays of numpy (or alike) Python's own.
+    Paths become text; numbers and arrays of NumPy or similar libraries become Python's.
 
     Raises:
         ConfigurationError: a value is None or of another type.
@@ -234,7 +234,7 @@ def _as_toml(value: Any) -> str:
 
 
 def _drop_options_of_others(groups: Sequence[Sequence[_Layer]]) -> None:
-    """Drop the options that a group of layers has for what a later group replaces, as for another scorer."""
+    """Drop a group's options for a plug-in that a later group replaces, such as another scorer."""
     defaults = RunConfig()
     for section, name in _CHOICES:
         had = getattr(getattr(defaults, section), name)
@@ -250,7 +250,7 @@ def _drop_options_of_others(groups: Sequence[Sequence[_Layer]]) -> None:
 
 
 def _layers_of(preset: str, values: dict[str, Any]) -> list[_Layer]:
-    """Return a preset's bases, in their order, each after its own, and then the preset itself."""
+    """Return a preset's bases in order, each after its own bases, then the preset."""
     named, claimed = values.pop("extends", []), values.pop("evidence", EVIDENCE[0])
     if claimed not in EVIDENCE:
         raise ConfigurationError(
@@ -292,14 +292,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
     text = read_text_file(path, f"preset {path}", ConfigurationError)
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # bad TOML, brackets without end
+    except (ValueError, RecursionError) as error:  # bad TOML, or brackets nested too deeply
         raise ConfigurationError(f"preset {path} is not valid TOML: {error}") from error
 
 
 def _parsed(name: str, text: str, source: str) -> _Layer:
     value: Any = text
     if not _takes_text(name) or text[:1] in ("'", '"'):
-        with suppress(ValueError, RecursionError):  # it is not valid TOML: a text
+        with suppress(ValueError, RecursionError):  # not TOML: plain text
             table = tomllib.loads(f"value = {text}")
             value = table["value"] if len(table) == 1 else text
     return source, _nested(name, value)
@@ -352,11 +352,11 @@ def stored_config(stored: Mapping[str, Any], owner: str, advice: str) -> RunConf
     """Read a configuration as `RunConfig.model_dump(mode="json")` stored it.
 
     Args:
-        owner: whose it is, for the message: `run glyphs-1`.
+        owner: its owner, for messages: `run glyphs-1`.
         advice: what to do if it cannot be read.
 
     Raises:
-        ConfigurationError: it has settings, or values, that this version does not have.
+        ConfigurationError: this version does not have its settings or values.
     """
     try:
         return RunConfig.model_validate(stored)

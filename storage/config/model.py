@@ -1,4 +1,4 @@
-"""The settings of the model: which one, from where, in which precision, at which size."""
+"""Model settings: family, source, precision and size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic import Field
 from storage.config.section import OptionValues, Section
 
 OWN_SIDE = 512
-"""Height and width in pixels of the families with a pipeline, where none are set."""
+"""Default height and width in pixels of the families with a pipeline."""
 
 OWN_FRAMES = 17
-"""Frames of a clip, where none are set."""
+"""Default number of frames in a clip."""
 
 EMBEDDED_PREFIX = "embedded:"
-"""A path that begins so names a model that the project carries."""
+"""Prefix of the paths of built-in models."""
 
 
 class ModelConfig(Section):
-    """Which diffusion transformer is trained, and where it runs."""
+    """The diffusion transformer to train, and where it runs."""
 
     family: str = Field(default="embedded", min_length=1)
     """`embedded`, `qwen-image`, `qwen-image-2.1`, `sd3.5`, `flux`, `flux2-klein`, `sana` or `z-image`; to
@@ -37,27 +37,27 @@ class ModelConfig(Section):
     peft. Rank and layers must match `adaptation`; its own alpha is used."""
 
     reference: Literal["base", "adapter"] = "base"
-    """The KL's reference policy in a run that starts from `adapter`: the model without it, or with it."""
+    """Reference policy of the KL in a run that starts from `adapter`: the model without or with it."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; `auto` takes CUDA when the worker is given a GPU."""
+    """Device of the tensors; `auto` is CUDA if the worker has a GPU."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of transformer and text encoders; `auto` is bfloat16 on CUDA and float32 on the CPU. Images
     are decoded in float32; embedded models are always float32."""
 
-    # No gradient comes back through diffusers' `_flash_3` and `sage`, and torch refuses `_native_cudnn` where
-    # kernels must be deterministic, as workers on a GPU require.
+    # diffusers' `_flash_3` and `sage` return no gradient, and torch refuses `_native_cudnn` with
+    # deterministic kernels, which workers on a GPU require.
     attention: Literal["auto", "native", "_native_flash", "flash"] = "auto"
     """Attention kernel, by its name in diffusers; `auto` is diffusers' choice. Training with `flash` is
     reproducible only up to rounding."""
 
     compile: bool = False
-    """Compile the transformer's blocks (torch.compile): a worker's first calls take up to minutes, later ones
+    """Compile the transformer's blocks (torch.compile): a worker's first calls may take minutes, later ones
     less. Results differ by rounding."""
 
     height: int = Field(default=0, ge=0, le=4096)
-    """Height of an image in pixels; 0 is the embedded model's own, 512 for other families."""
+    """Height of an image in pixels; 0 is the embedded model's, or 512 for other families."""
 
     width: int = Field(default=0, ge=0, le=4096)
     """Width of an image in pixels; 0 as for the height."""
@@ -66,24 +66,24 @@ class ModelConfig(Section):
     """Frames of a clip, 1 and a multiple of 4; 0 is 17."""
 
     guidance: float = Field(default=1.0, ge=1, le=30)
-    """Strength of guidance by the prompt: classifier-free, where 1 is off and more costs a second forward
-    pass; for `flux` and `flux-kontext` a number that the transformer takes."""
+    """Guidance scale: classifier-free, where 1 is off and more costs a second forward pass; for `flux` and
+    `flux-kontext` an input of the transformer."""
 
     negative_prompt: str = ""
-    """Prompt that classifier-free guidance leads away from; Qwen-Image's own example is one space."""
+    """Negative prompt of classifier-free guidance; Qwen-Image's example uses one space."""
 
     text_length: int = Field(default=0, ge=0, le=1024)
-    """Text tokens to which prompts are padded; 0 is the family's own (docs/reference/models.md). A longer
-    prompt is refused. An encoder's tokens for a source image come on top."""
+    """Text tokens that prompts are padded to; 0 is the family's default (docs/reference/models.md). Longer
+    prompts are refused. An encoder's tokens for a source image are extra."""
 
     encoders: Literal["resident", "offload"] = "resident"
-    """Where text encoders stay between prompts: on the device, or in the machine's memory (`offload`)."""
+    """Where text encoders stay between prompts: on the device, or in host memory (`offload`)."""
 
     options: OptionValues = Field(default={})
-    """Options that the family declares (docs/reference/models.md)."""
+    """Options declared by the family (docs/reference/models.md)."""
 
     def contradictions(self) -> Iterator[str]:
-        """Yield why these settings cannot be together."""
+        """Yield why these settings conflict."""
         if self.reference == "adapter" and not self.adapter:
             yield "model.reference is adapter, but no model.adapter is named; name one, or set it to base"
 
@@ -107,7 +107,7 @@ class ModelConfig(Section):
         return f"{self.family} {width}x{height}{frames}"
 
     def with_absolute_paths(self) -> Self:
-        """Return paths as seen from here; names in the hub's cache stay unchanged."""
+        """Return the settings with absolute paths; names in the Hub cache stay unchanged."""
         folder = os.path.expanduser(self.path)
         is_path = os.path.isdir(folder) or self.path.startswith(("~", "."))
         adapter = self.adapter and os.path.abspath(os.path.expanduser(self.adapter))

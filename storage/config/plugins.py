@@ -1,8 +1,7 @@
-"""Plug-ins: things that a setting names, and the options that each of them declares.
+"""Plug-ins: objects named by a setting, and the options that they declare.
 
-A name in the settings is a short name of the project's own, the name of an entry point that an installed
-package declares, `package.module:Name`, or `path/to/file.py:Name`. Nothing of these is imported before it is
-asked for.
+A name in the settings is a built-in short name, an installed package's entry point, `package.module:Name`, or
+`path/to/file.py:Name`. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -38,41 +37,41 @@ Options = TypeVar("Options", bound=Section)
 
 
 class NoOptions(Section):
-    """The options of what has none."""
+    """Options of a plug-in that declares none."""
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """Marks an option that names a model: a folder, or a name in the hub's cache of this machine.
+    """Marks an option that names a model: a folder, or a name in this machine's Hub cache.
 
     Attributes:
-        weights: its weights are needed; False where tokenizer and picture size suffice.
+        weights: True if its weights are needed; False if tokenizer and picture size suffice.
     """
 
     weights: bool = True
 
 
-def _seen_from_here(name: str) -> str:
+def _absolute_folder(name: str) -> str:
     folder = os.path.expanduser(name)
     return os.path.abspath(folder) if os.path.isdir(folder) else name
 
 
-ModelName = Annotated[str, AfterValidator(_seen_from_here), HubModel()]
+ModelName = Annotated[str, AfterValidator(_absolute_folder), HubModel()]
 """An option that names a model with its weights. A folder becomes absolute."""
 
-ProcessorName = Annotated[str, AfterValidator(_seen_from_here), HubModel(weights=False)]
+ProcessorName = Annotated[str, AfterValidator(_absolute_folder), HubModel(weights=False)]
 """An option that names a model for its tokenizer and picture size."""
 
 
 class Registry(Generic[Kind]):
-    """Things of one kind by name.
+    """Plug-ins of one kind by name.
 
     Args:
-        setting: that names one of them, for messages.
-        group: of the entry points by which installed packages add more.
-        own: those of the project, by short name.
-        adapt: makes one of something else that a setting names, given that name too; None where it cannot.
-        refuse: refuses settings that do not fit one and its options; raises `ConfigurationError`.
+        setting: the setting that names one, for messages.
+        group: entry-point group with which installed packages add more.
+        own: the built-in ones, by short name.
+        adapt: converts another object that a setting names, given the name too; None if it cannot.
+        refuse: raises `ConfigurationError` for settings that do not fit a plug-in and its options.
     """
 
     def __init__(
@@ -92,14 +91,14 @@ class Registry(Generic[Kind]):
         self._refuse = refuse
 
     def names(self) -> list[str]:
-        """All short names: the project's own, and those of installed packages."""
+        """Return all short names: built-in ones, and those of installed packages."""
         return [*self._own, *sorted(entry_points(group=self.group).names - self._own.keys())]
 
     def find(self, name: str, setting: str = "") -> Kind:
-        """The thing of that name; a `setting` other than the registry's own is for messages.
+        """Return the plug-in of that name; messages name `setting` if it is not the registry's.
 
         Raises:
-            ConfigurationError: there is none, it cannot be imported, or it is of another kind.
+            ConfigurationError: it does not exist, cannot be imported, or is of another kind.
         """
         if name in self._own:
             return self._own[name]
@@ -124,9 +123,9 @@ class Registry(Generic[Kind]):
         return adapted
 
     def sources(self, name: str) -> list[Path]:
-        """Return the files of the thing of that name, except Spotlight's own.
+        """Return the source files of the plug-in of that name, except Spotlight's own.
 
-        The first is its module's; the second that of its code, if it is written elsewhere and imported there.
+        The first is its module's; the second its code's, if the module imports it from elsewhere.
 
         Raises:
             ConfigurationError: as `find` does.
@@ -136,7 +135,7 @@ class Registry(Generic[Kind]):
             return []
         path = self._path(name, "")
         found = _named(path)
-        # What is typed into Python or a notebook has no file; a module may lie in an archive.
+        # Code typed into Python or a notebook has no file; a module may be in an archive.
         files = (getattr(_module(path), "__file__", None), _code_file(getattr(found, "build", found)))
         known = [Path(file) for file in dict.fromkeys(files) if file is not None and os.path.isfile(file)]
         return [file for file in known if not any(map(file.resolve().is_relative_to, _ROOMS))]
@@ -207,7 +206,7 @@ class Registry(Generic[Kind]):
 
 
 def lazily(path: str) -> Callable[..., Any]:
-    """Return a function that imports what `package.module:Name` names, and calls it."""
+    """Return a function that imports `package.module:Name` and calls it."""
     return partial(_resolved, path)
 
 
@@ -216,7 +215,7 @@ def _resolved(path: str, *given: Any) -> Any:
 
 
 def absolute_name(name: str) -> str:
-    """Return the name of a thing with the path of its file absolute, where it has one."""
+    """Return a plug-in's name, with its file's path made absolute if it has one."""
     file, _, attribute = name.rpartition(":")
     return f"{_absolute(file)}:{attribute}" if file.endswith(".py") else name
 
@@ -226,7 +225,7 @@ def _absolute(file: str) -> str:
 
 
 def _named(path: str) -> Any:
-    """Import what `package.module:Name` or `path/to/file.py:Name` names."""
+    """Import the object named by `package.module:Name` or `path/to/file.py:Name`."""
     found: Any = _module(path)
     for part in path.rpartition(":")[2].split("."):
         found = getattr(found, part)
@@ -236,7 +235,7 @@ def _named(path: str) -> Any:
 def _code_file(thing: Any) -> str | None:
     """Return the file in which a function, a class or an object's class is written; None if unknown.
 
-    It is the one below decorators, `partial` and `lazily`.
+    Decorators, `partial` and `lazily` are unwrapped.
     """
     try:
         while isinstance(thing := inspect.unwrap(thing), partial):
@@ -247,7 +246,7 @@ def _code_file(thing: Any) -> str | None:
         return inspect.getsourcefile(
             thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)
         )
-    except (ImportError, OSError, TypeError, ValueError):  # no such module, one of C, or it wraps itself
+    except (ImportError, OSError, TypeError, ValueError):  # no such module, a C module, or it wraps itself
         return None
 
 
@@ -257,11 +256,11 @@ def _module(path: str) -> ModuleType:
     if not module.endswith(".py"):
         return importlib.import_module(module)
     file = _absolute(module)
-    name = f"file {file}"  # it is in no package, and imported once for each path
+    name = f"file {file}"  # not in a package; imported once per path
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None, "its name ends in .py"
-        sys.modules[name] = importlib.util.module_from_spec(spec)  # a dataclass looks its module up there
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
         try:
             spec.loader.exec_module(sys.modules[name])
         except BaseException:
@@ -271,10 +270,10 @@ def _module(path: str) -> ModuleType:
 
 
 def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) -> Options:
-    """The options of a thing as it declares them.
+    """Return a plug-in's options, validated as it declares them.
 
     Args:
-        setting: where they stand, as in `reward.options`.
+        setting: their path, such as `reward.options`.
 
     Raises:
         ConfigurationError: one line for each problem.
@@ -290,12 +289,12 @@ def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) 
 
 
 def as_values(options: Section) -> dict[str, Any]:
-    """Options as stored: given values, with absolute folders."""
+    """Return options as stored: given values, with absolute folders."""
     return options.model_dump(mode="json", exclude_unset=True)
 
 
 def hub_models(options: Section) -> dict[str, HubModel]:
-    """The options that name models, and what each must provide."""
+    """Return the options that name models, and what each must provide."""
     return {
         name: mark
         for name, field in type(options).model_fields.items()

@@ -1,6 +1,6 @@
 """The configuration of a run: one frozen model of sections; imports without torch, ray or prefect.
 
-Every field says its unit and its bounds: the same text is the form in the Prefect UI.
+A field's docstring gives its unit and bounds; Prefect's form shows the same text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
 """Environment variable of `checkpoint.mirror`, which also applies to resumed runs."""
 
 ALL_FRAMES, THREE_FRAMES = "all", "first,middle,last"
-"""The frames of a clip that are judged."""
+"""Frames of a clip to judge."""
 
 _FRAMES: dict[str, str] = dict.fromkeys((ALL_FRAMES, THREE_FRAMES), "")
 
@@ -96,13 +96,13 @@ class AlgorithmConfig(Section):
     """How an iteration's samples change the weights."""
 
     objective: str = Field(default="grpo", min_length=1)
-    """By the likelihood of the sampler's draws, clipped: `grpo`, Flow-GRPO (arXiv 2505.05470), and
-    `grpo-guard` (arXiv 2510.22319), which normalises the ratio. On final images, renoised: `nft`,
-    DiffusionNFT (arXiv 2509.16117), `awm` (arXiv 2509.25050), and `dpo`, Diffusion-DPO (arXiv 2311.12908), on
-    a prompt group's best and worst. Or a plug-in, `package.module:Name`."""
+    """From the sampler's clipped likelihood ratios: `grpo`, Flow-GRPO (arXiv 2505.05470), and `grpo-guard`
+    (arXiv 2510.22319), which normalises the ratio. From renoised final images: `nft`, DiffusionNFT (arXiv
+    2509.16117), `awm` (arXiv 2509.25050), and `dpo`, Diffusion-DPO (arXiv 2311.12908), on a prompt group's
+    best and worst. Or a plug-in, `package.module:Name`."""
 
     options: OptionValues = Field(default={})
-    """Options that the objective declares."""
+    """Options declared by the objective."""
 
     prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
     """Prompt groups P that an iteration trains on; they may be chosen from more (`exploration.prompts`)."""
@@ -156,7 +156,7 @@ class AdaptationConfig(Section):
     """Names of the linear layers that get an adapter (lora only)."""
 
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
 
     @property
     def adapts_feed_forward(self) -> bool:
@@ -176,13 +176,13 @@ class OptimizerConfig(Section):
     """Learning rate after the warm-up."""
 
     warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
-    """Training steps over which the learning rate rises evenly to its value."""
+    """Training steps of linear learning-rate warm-up."""
 
     beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of AdamW's second moment (beta 2)."""
 
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
 
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the weights' moving average, which evaluation uses; 0 switches it off."""
@@ -207,7 +207,7 @@ class RewardConfig(Section):
     spaced; their mean score counts unless the scorer takes clips (docs/reference/rewards.md)."""
 
     options: OptionValues = Field(default={})
-    """Options that the scorer declares (docs/reference/rewards.md)."""
+    """Options declared by the scorer (docs/reference/rewards.md)."""
 
 
 class EvaluationConfig(Section):
@@ -217,26 +217,26 @@ class EvaluationConfig(Section):
     """Iterations between evaluations; 0 evaluates only before and after."""
 
     prompts: int = Field(default=96, ge=1, le=LARGEST_COUNT)
-    """Held-out prompts in evaluations between the first and the last, which use the whole file: always
-    the same, every tag in its share."""
+    """Held-out prompts per evaluation except the first and the last, which use the whole file; always the
+    same ones, with tags in proportion."""
 
     images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""
 
     size: str = ""
-    """Width and height of held-out images in pixels, as in 1280x1280; empty is the model's size, at which
-    rollouts and training stay."""
+    """Width and height of held-out images in pixels, as in 1280x1280; empty is the model's size, which
+    rollouts and training keep."""
 
     judge: str = ""
     """A second scorer, only for held-out images; empty for none. Any name that `reward.scorer` takes except
     `sum`, and not the reward itself with the same options."""
 
     options: OptionValues = Field(default={})
-    """Options that the judge declares (docs/reference/rewards.md)."""
+    """Options declared by the judge (docs/reference/rewards.md)."""
 
     on_alarm: Literal["warn", "kl", "rollback", "stop"] = "warn"
     """Reaction to a score that rises while the judge or the images get worse: an event, a higher
-    `algorithm.kl_weight`, the return to the last sound checkpoint, or the end of the run."""
+    `algorithm.kl_weight`, a return to the last sound checkpoint, or the end of the run."""
 
     @field_validator("size")
     @classmethod
@@ -252,22 +252,22 @@ class PriceConfig(Section):
     """Prices of devices. The defaults are for an H100 on GCP: see docs/explanation/spot.md."""
 
     reserved_usd_per_hour: float = Field(default=10.98, ge=0, le=1e6)
-    """Dollars an hour of a reserved device."""
+    """Dollars per hour for a reserved device."""
 
     spot_usd_per_hour: float = Field(default=2.51, ge=0, le=1e6)
-    """Dollars an hour of a spot device."""
+    """Dollars per hour for a spot device."""
 
     book: str = ""
     """Price book from which a run takes both prices at its start: a .toml, .json or .csv file
     (docs/explanation/spot.md), or `builtin:known`."""
 
     offer: str = ""
-    """With `book`, what is rented: DEVICE@ZONE, such as `H100@gcp/us-east4`, or DEVICE@ZONE,ZONE if the
+    """With `book`, the rented devices: DEVICE@ZONE, such as `H100@gcp/us-east4`, or DEVICE@ZONE,ZONE if the
     spot devices are in another zone."""
 
     @property
     def device(self) -> str:
-        """Kind of the devices, as the book names it."""
+        """The book's name for the devices."""
         return self.offer.partition("@")[0]
 
     @property
@@ -298,15 +298,15 @@ class PriceConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Limits of a run's use, resumptions included; it ends early, at a checkpoint."""
+    """Limits of a run, including resumptions; at a limit it ends early, with a checkpoint."""
 
     usd: float = Field(default=0.0, ge=0, le=1e9)
-    """Dollars for devices (at `price`) and priced judges; 0 means no limit. No iteration begins that
-    would exceed it at the last one's cost: the run ends with an evaluation, and `spotlight resume` continues
+    """Dollars for devices (at `price`) and priced judges; 0 means no limit. An iteration that would exceed it
+    at the last one's cost does not start: the run ends with an evaluation, and `spotlight resume` continues
     with a higher `--budget-usd`."""
 
     hours: float = Field(default=0.0, ge=0, le=1e6)
-    """Hours of work; 0 means no limit. They end a run as `usd` does; `--budget-hours` raises them."""
+    """Hours of work; 0 means no limit. It ends a run as `usd` does; `--budget-hours` raises it."""
 
 
 class CheckpointConfig(Section):
@@ -317,7 +317,7 @@ class CheckpointConfig(Section):
 
     mirror: str = ""
     """Where checkpoints are copied in the background: an absolute folder, or an fsspec address such
-    as s3://BUCKET/FOLDER (with s3fs installed); empty for nowhere."""
+    as s3://BUCKET/FOLDER (with s3fs installed); empty for none."""
 
     @field_validator("mirror")
     @classmethod
@@ -368,8 +368,8 @@ class RunConfig(Section):
         """Yield why these settings cannot be together."""
         if self.runtime.scorer_gpu and self.model.device == "cpu":
             yield (
-                f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g} with model.device=cpu, with which no "
-                "GPU is looked at; leave one of them out"
+                f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g} with model.device=cpu, which ignores "
+                "GPUs; leave one of them out"
             )
         if self.model.adapter and self.adaptation.mode != "lora":
             yield (
@@ -440,7 +440,7 @@ class RunConfig(Section):
 
     @property
     def evaluated_model(self) -> ModelConfig:
-        """Settings of the model at the size of held-out images."""
+        """The model's settings at the size of held-out images."""
         if not self.evaluation.size:
             return self.model
         width, height = map(int, self.evaluation.size.split("x"))
@@ -448,12 +448,12 @@ class RunConfig(Section):
 
     @property
     def divides_weights(self) -> bool:
-        """True where devices that train hold a part of the weights each, instead of all of them."""
+        """True if each training device holds a part of the weights instead of all."""
         return self.runtime.trainer_workers > 1 and self.algorithm.gradient_shards == 1
 
     @property
     def prompts_explored(self) -> int:
-        """Prompt groups that an iteration explores where its strategy explores."""
+        """Prompt groups that an iteration explores if its strategy explores."""
         return self.exploration.prompts or self.algorithm.prompts_per_iteration
 
     def evaluates_after(self, iteration: int) -> bool:
@@ -462,15 +462,15 @@ class RunConfig(Section):
         return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
 
     def changed(self, **sections: Mapping[str, Any]) -> RunConfig:
-        """Return the settings with other values in some sections, which are not checked."""
+        """Return the settings with other, unchecked values in some sections."""
         return self.model_copy(
             update={name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
         )
 
     def computes_like(self, other: RunConfig) -> bool:
-        """Return True where all is equal but what bits do not depend on.
+        """Return True if all settings that bits depend on are equal.
 
-        These are the cluster, the places that things are copied to, and with shards how many devices train.
+        Bits do not depend on the cluster, on where copies go or, with shards, on how many devices train.
         """
         free: dict[str, object] = {"cluster": other.runtime.cluster}
         if self.algorithm.gradient_shards > 1:

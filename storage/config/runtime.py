@@ -22,15 +22,15 @@ _LEASES_OF_A_TRAINER = 24
 """Least time of a trainer's call, and its time in leases."""
 
 AUTO = "auto"
-"""As a number of workers: one for every device that the cluster has at the moment."""
+"""A number of workers: one for every device that the cluster currently has."""
 
 _AUTO = {AUTO: " for every device that the cluster has"}
 
 FIXED_CAPACITY = "static"
-"""As the provider of spot devices: the settings alone say how many there are."""
+"""A provider of spot devices whose number the settings fix."""
 
 OF_THE_CLUSTER = (FIXED_CAPACITY, "trace", "lending")
-"""The providers whose spot devices are those that a cluster has when the run joins it."""
+"""Providers whose spot devices are in the cluster when the run joins it."""
 
 
 class RuntimeConfig(Section):
@@ -61,17 +61,17 @@ class RuntimeConfig(Section):
     (docs/how-to/spot-instances.md)."""
 
     options: OptionValues = Field(default={})
-    """Options that `capacity` declares (docs/how-to/spot-instances.md)."""
+    """Options declared by `capacity` (docs/how-to/spot-instances.md)."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
-    """Processes that wait with a model in the host's memory to replace a lost worker. Not where workers
-    have GPUs."""
+    """Processes that wait with a model in the host's memory to replace a lost worker. Only for workers
+    without GPUs."""
 
     scorer_workers: int = Field(default=2, ge=1, le=256)
     """Processes that score images."""
 
     scorer_gpu: float = Field(default=0.0, ge=0, le=1)
-    """Share of a GPU for each of them, if judges are large models (`geneval`, `deepseek-ocr`,
+    """Share of a GPU for each scorer process, if judges are large models (`geneval`, `deepseek-ocr`,
     `clip-score`, `pick-score`); 0: the CPU."""
 
     start_timeout_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
@@ -93,9 +93,8 @@ class RuntimeConfig(Section):
     `gcp@http://HOST:PORT` asks at that address instead; `{worker}` in its path becomes the worker's name."""
 
     trainers_leave: bool = False
-    """Let trainers leave a rollout to train on judged prompt groups, once the others need no longer for
-    its rest than training takes. Not if devices share samples, nor with `algorithm.advantage_std = "batch"`.
-    """
+    """Let trainers leave a rollout to train on judged prompt groups, once the others can finish it within
+    the training time. Not if devices share samples, nor with `algorithm.advantage_std = "batch"`."""
 
     history: bool = False
     """Keep every lease, commit, delivery, loss and denoising step in the run's `history/`, where
@@ -119,7 +118,7 @@ class RuntimeConfig(Section):
 
     @property
     def notice_url(self) -> str:
-        """Where the provider's metadata service answers; empty is the provider's own address."""
+        """Address of the provider's metadata service; empty for its default."""
         return self.notices.partition("@")[2]
 
     @property
@@ -164,12 +163,12 @@ class RuntimeConfig(Section):
 
     @property
     def least_workers(self) -> int:
-        """Workers that a run has at least."""
+        """A run's minimum of workers."""
         return self.least_reserved + self.least_spot
 
     @property
     def devices_in_words(self) -> str:
-        """How many devices a run has, for a person."""
+        """A run's number of devices, for messages."""
         counts = {"reserved": self.reserved_workers, "spot": self.spot_workers}
         words = [f"{'all' if count == AUTO else count} {market}" for market, count in counts.items()]
         return f"{' and '.join(words)} devices" + (" of the cluster" if self.counts_devices else "")
@@ -190,7 +189,7 @@ class RuntimeConfig(Section):
         all_train = bool(self.spot_trainers) or self.least_workers == self.trainer_workers
         if self.standby_workers and not self.counts_devices and all_train:
             yield (
-                f"runtime.standby_workers is {self.standby_workers}, but every worker trains, or may, and a "
-                "standby takes the slot of none that does; set it to 0, raise spot_workers, or lower "
+                f"runtime.standby_workers is {self.standby_workers}, but every worker trains, or may, and "
+                "standbys never replace a trainer; set it to 0, raise spot_workers, or lower "
                 "trainer_workers"
             )

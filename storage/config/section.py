@@ -20,7 +20,7 @@ from storage.processes import without_collections
 from storage.text import NOT_TEXT, is_text
 
 LONGEST_S = 31 * 86_400.0
-"""The largest time limit: timers refuse the largest numbers, and no wait needs them."""
+"""The largest time limit: timers refuse huge numbers, and no wait needs them."""
 
 LARGEST_COUNT = 2**31 - 1
 """The largest count without a lower limit, set by the tables' columns."""
@@ -30,9 +30,9 @@ OptionValues = dict[str, Any]
 
 
 class _ReadUndisturbed(type(BaseModel)):
-    """Creates sections without a garbage collection in the middle of reading their docstrings.
+    """Creates sections with garbage collection off while their docstrings are read.
 
-    Up to Python 3.11.7 reading source fails if a collection meanwhile lets another thread read some, too
+    Up to Python 3.11.7, reading source fails if a collection lets another thread read source too
     (python/cpython#106905).
     """
 
@@ -52,7 +52,7 @@ class Section(BaseModel, metaclass=_ReadUndisturbed):
         """Refuse what pydantic silently accepts: `true` as the number 1, text that is not Unicode."""
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return value  # its own fields are looked at
+            return value  # its own fields are checked
         if (
             kind != OptionValues
             and isinstance(value, Mapping)
@@ -66,7 +66,7 @@ class Section(BaseModel, metaclass=_ReadUndisturbed):
         return value
 
     def contradictions(self) -> Iterator[str]:
-        """Yield why settings that are each valid cannot be together; the first reason is the refusal."""
+        """Yield why individually valid settings conflict; the first reason is the refusal."""
         yield from ()
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class Section(BaseModel, metaclass=_ReadUndisturbed):
 
 
 def integer_or(least: int, most: int, words: Mapping[str, str]) -> BeforeValidator:
-    """Return the annotation of a setting that is a whole number within bounds, or one of some words.
+    """Return the annotation of a setting: a whole number within bounds, or one of some words.
 
     Args:
         words: meaning of each word, which follows it in a message.

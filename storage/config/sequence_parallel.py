@@ -11,7 +11,7 @@ from storage.config.section import Section, integer_or
 MOST_DEGREE = 64
 
 AUTO = 0
-"""As a degree: measured times choose it. A person, and a stored configuration, write `auto`."""
+"""A degree that measured times choose; settings, given or stored, spell it `auto`."""
 
 _AUTO_AS_TEXT = "auto"
 

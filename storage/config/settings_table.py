@@ -33,7 +33,7 @@ _KINDS = {
 }
 
 _SHOWN_BY_DEFAULT = re.compile(r"^(integer|number) |^(text|true or false|list of texts)$")
-"""The part of bounds that the page leaves out, since the default beside them shows it."""
+"""The part of bounds that the page omits, since the default shows it."""
 
 _HEAD = """\
 # Settings
@@ -75,7 +75,7 @@ class SettingEntry:
 
 
 def list_settings(section: str = "") -> list[SettingEntry]:
-    """The settings of a section, or the one of that name; all by default."""
+    """Return the settings of a section, or the one of that name; all by default."""
     entries = _entries(RunConfig, RunConfig().model_dump(mode="json"), ())
     return [one for one in entries if not section or f"{one.name}.".startswith(f"{section}.")]
 

@@ -1,4 +1,4 @@
-"""The settings of the readers that a run's figures go to."""
+"""Settings of the readers of a run's figures."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class WhatIfQuestion(Section):
     """Iterations of the run; 0 takes as many as the preset says."""
 
     gpu: str = Field(default="", title="GPU")
-    """RTX4090, A100, H100 or H200; a second one, after a comma, is that of spot devices. Times are counted,
+    """RTX4090, A100, H100 or H200; a second one, after a comma, is for spot devices. Times are counted,
     not measured."""
 
     profile: str = Field(default="", title="Which GPUs?")
@@ -55,8 +55,8 @@ class WhatIfQuestion(Section):
     """Devices of an instance, which may share samples and are lost together. 0: all are on one machine."""
 
     trace: str = Field(default="", title="Trace of spot instances")
-    """File of a recorded trace, on the machine that simulates, which says which instances go. Empty: drawn by
-    rate and share."""
+    """Recorded trace of instance losses, a file on the machine that simulates. Empty: drawn by rate and
+    share."""
 
     loss_rate: float = Field(default=0.67, ge=0, le=3600, title="Losses of a device an hour")
     """Without a trace: losses of a device an hour."""
@@ -68,7 +68,7 @@ class WhatIfQuestion(Section):
     """Seconds of notice before a loss."""
 
     price: str = Field(default="", title="Prices of devices")
-    """Dollars an hour of a reserved and of a spot device, as 10.98,2.51. Empty: those of the settings."""
+    """Dollars per hour for a reserved and a spot device, as 10.98,2.51. Empty: those of the settings."""
 
     prices: str = Field(default="", title="Prices over time")
     """A CSV file on the machine that simulates: time, market (on_demand or spot), usd_per_hour, and perhaps
@@ -78,8 +78,8 @@ class WhatIfQuestion(Section):
     """Zone of that file whose prices count; needed where it has several."""
 
     serving: str = Field(default="", title="Serving fleet")
-    """Load of a serving fleet, which adds the policy lending: the share of its devices that are busy, half of
-    its swing over a day, and the seconds that a request can wait, as 0.5,0.3,2."""
+    """Load of a serving fleet, which adds the policy lending: its share of busy devices, half of that share's
+    daily swing, and the seconds that a request can wait, as 0.5,0.3,2."""
 
     policies: str = Field(default="", title="Policies")
     """Policies to compare, separated by commas, or all."""
@@ -103,18 +103,18 @@ class WhatIfQuestion(Section):
 
     @classmethod
     def bounds(cls, name: str) -> tuple[float | None, float | None]:
-        """Return the least and the largest value of a field; None where it has no such bound."""
+        """Return a field's minimum and maximum; None if it has no such bound."""
         found = {type(bound): bound for bound in cls.model_fields[name].metadata}
         return getattr(found.get(Ge), "ge", None), getattr(found.get(Le), "le", None)
 
     def given(self, name: str) -> Any:
-        """Return a field's value; None where it was not given, or with a value that says so."""
+        """Return a field's value; None if it was not given, or its value means that."""
         value = getattr(self, name)
         neutral = value == "" or (value == 0 and name in ("trainers", "iterations"))
         return value if name in self.model_fields_set and not neutral else None
 
     def as_settings(self) -> list[str]:
-        """Return the fleet, the length and the prices as settings of a run, which are checked as such."""
+        """Return fleet, length and prices as run settings, to be checked as such."""
         given = {
             "runtime.reserved_workers": self.given("reserved"), "runtime.spot_workers": self.given("spot"),
             "runtime.trainer_workers": self.given("trainers"), "iterations": self.given("iterations"),

@@ -307,7 +307,7 @@ CONTRADICTIONS = {
     "price.book=b price.offer=@a": "price.offer is '@a'",
     "price.book=b price.offer=H100@,a": "price.offer is 'H100@,a'",
     "price.book=b price.offer=H100@a,": "price.offer is 'H100@a,'",
-    "runtime.scorer_gpu=0.5 model.device=cpu": "no GPU is looked at",
+    "runtime.scorer_gpu=0.5 model.device=cpu": "which ignores GPUs",
     "runtime.scorer_gpu=0.5 runtime.cluster=local": "divides no GPUs",
     "runtime.cluster=far": "not the address of a Ray cluster",
     "runtime.cluster=far:x": "not the address of a Ray cluster",

@@ -66,7 +66,7 @@ class Clock:
 
     @property
     def anchor(self) -> Anchor:
-        """The start of its count, for another process of this machine."""
+        """The start of its count, for other processes on this machine."""
         return Anchor(machine_id(), self._zero_at)
 
     def now(self) -> float:
@@ -98,7 +98,7 @@ class Clock:
     def go_on_after(self, at: float) -> float:
         """Move the clock forward to `at` (Unix seconds), and return by how many seconds; it never goes back.
 
-        So the records of a resumed run stay in order even if the wall clock was set back meanwhile.
+        This keeps the records of a resumed run in order even if the wall clock was set back meanwhile.
         """
         ahead_s = max(0.0, at - self.now())
         if ahead_s:

@@ -61,7 +61,7 @@ REPEATED = (DECISIONS, EARLIER_ENDS)
 """The facts that a reproduction takes from the run that it reproduces."""
 
 AS_RECORDED = "as recorded"
-"""The end of the message of a repeated decision; that of the decision itself ends with the reason."""
+"""Ending of a repeated decision's message; the original one ends with the reason."""
 
 SIMULATED = "simulated"
 """Fact stored with a simulated run: a description of the simulation."""
@@ -95,17 +95,17 @@ def environment() -> dict[str, str]:
 
 
 def by_iteration(names: Mapping[int, str]) -> str:
-    """Return names as the text of one of `REPEATED`: each after an iteration, in their order."""
+    """Return names by iteration as the text of one of `REPEATED`, in order."""
     return ", ".join(f"{iteration} {names[iteration]}" for iteration in sorted(names))
 
 
 def read_decisions(environment: Mapping[str, str]) -> dict[int, str]:
-    """Return the decisions among a run's facts; a ConfigurationError if they are not of that form."""
+    """Return the decisions among a run's facts; ConfigurationError if they are malformed."""
     return _by_iteration(environment.get(DECISIONS, ""), "decisions", "strategy, such as '2 stale, 5 plain'")
 
 
 def read_earlier_ends(environment: Mapping[str, str]) -> dict[int, str]:
-    """Return the earlier ends among a run's facts; a ConfigurationError if they are not of that form."""
+    """Return the earlier ends among a run's facts; ConfigurationError if they are malformed."""
     form = f"limit, such as '2 {ITERATIONS}, 5 {BUDGET}'"
     return _by_iteration(environment.get(EARLIER_ENDS, ""), "earlier ends", form)
 
@@ -138,7 +138,7 @@ def gives_verdict(facts: Mapping[str, str]) -> bool:
 
 
 def _processor() -> str:
-    """Return the processor's own name; kernels are chosen by it, and with them the last bits."""
+    """Return the processor's name: kernels depend on it, and so do the last bits."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -179,7 +179,7 @@ def _commit() -> str:
 
 
 def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
-    """Return True if no device was rented: processes without an accelerator stood for them, or nothing.
+    """Return True if no device was rented: CPU processes, or nothing, stood in for them.
 
     Workers report their devices. If an old version did not record them, or before the workers have loaded,
     the accelerators of the run's own machine decide (none, if its environment lists none); a cluster that it

@@ -57,7 +57,7 @@ class RuntimeFailure(SpotlightError, RuntimeError):
 
 
 class ClusterLostError(RuntimeFailure):
-    """A process of the cluster ended that every run on it needs."""
+    """A cluster process that all its runs need has ended."""
 
 
 class WorkerLostError(SpotlightError, RuntimeError):
@@ -97,7 +97,7 @@ class ServerError(SpotlightError, RuntimeError):
 
 
 class NoticeError(SpotlightError, RuntimeError):
-    """A provider's metadata service did not tell whether this machine will be taken."""
+    """A provider's metadata service did not tell whether it will take this machine."""
 
 
 class CapacityError(SpotlightError, RuntimeError):

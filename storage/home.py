@@ -135,7 +135,7 @@ class Home:
         return self.run(run_id) / "history"
 
     def output(self, run_id: str) -> Path:
-        """Return the folder of what one run's local workers and scorers print."""
+        """Return the folder of the output of one run's local workers and scorers."""
         return self.run(run_id) / "output"
 
     def ensure(self) -> Home:
@@ -204,8 +204,8 @@ def close_to_others(path: Path) -> None:
 def _refuse_no_folder(path: Path) -> None:
     """Refuse a path that is not a folder and cannot become one, or a folder that cannot be read.
 
-    Also characters by which a library opens another file than the given one: DuckDB takes text after `?` for
-    parameters, and a backslash for a slash; SQLAlchemy takes `%20` for a space.
+    Also refuse characters with which a library opens a different file: DuckDB reads text after `?` as
+    parameters, and a backslash as a slash; SQLAlchemy reads `%20` as a space.
     """
     for sign in "?%\\":
         if sign in str(path):

@@ -40,7 +40,7 @@ def model_card(
         result: result of `storage.record.results.run_result`.
         iteration: iteration after which the weights were saved.
         curve: iteration and mean score of each held-out evaluation.
-        objective: title of what was trained by.
+        objective: title of the training objective.
         usage: instructions to load the weights, in Markdown.
         licence: the base model's, in the hub's words: `license`, and perhaps `license_name`, `license_link`.
         edits: True if the model edits images; otherwise it draws from prompts.
@@ -91,7 +91,7 @@ def model_card(
 
 def _front_matter(config: RunConfig, licence: Mapping[str, str], edits: bool) -> str:
     head = {**licence, "library_name": "diffusers"}
-    if not config.model.path.startswith(("/", EMBEDDED_PREFIX)):  # the hub takes names of its own alone
+    if not config.model.path.startswith(("/", EMBEDDED_PREFIX)):  # the Hub accepts only its own names
         head["base_model"] = config.model.path
     lora = ["lora"] if config.adaptation.mode == "lora" else []
     tags = ["image-to-image" if edits else "text-to-image", *lora, "spotlight"]
@@ -120,7 +120,7 @@ def curve_picture(curve: _Curve) -> str:
 
 
 def public(value: Any, shown: Mapping[str, str] | None = None) -> Any:
-    """Return settings without addresses of servers, names of their keys, and folders of this machine.
+    """Return settings without server addresses, names of their keys, and this machine's folders.
 
     Args:
         shown: short names already given to paths, by path.

@@ -1,7 +1,7 @@
-"""Images and clips: the frames that are judged, and files, PNG of an image and animated WebP of a clip.
+"""Images and clips: the frames to judge, and files (PNG of an image, animated WebP of a clip).
 
 A clip is a uint8 array of shape (F, H, W, 3); an image lacks the first axis and is a single frame.
-Pillow is imported inside functions: most of what imports this module makes no pictures.
+Pillow is imported inside functions: most importers of this module make no pictures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLIP_BYTES = 200_000
 """Largest clip in a record."""
 
 FRAME_MS = 42
-"""Time that a frame is shown, in milliseconds: 24 frames a second, as Wan 2.2 makes them."""
+"""Time that a frame is shown, in milliseconds: 24 frames a second, as in Wan 2.2's clips."""
 
 _MOST_REPEATS = 1024
 """Most frames that one picture in a file represents."""
@@ -30,7 +30,7 @@ _SIDES_AND_QUALITIES = ((256, 75), (256, 50), (192, 50), (128, 50), (96, 30), (6
 """Sizes of a clip's longer side in pixels and WebP's qualities, tried in order."""
 
 _RAW_A_BYTE = 4
-"""Bytes of pixels in a byte of a lossless file; with fewer a file is hardly ever small enough."""
+"""Bytes of pixels per byte of a lossless file; a smaller ratio hardly ever makes a file small enough."""
 
 
 _ANIMATED = ("WEBP", "GIF", "PNG")
@@ -48,14 +48,14 @@ def frames_of(image: np.ndarray) -> np.ndarray:
 
 
 def chosen_frames(image: np.ndarray, frames: int | str) -> np.ndarray:
-    """Return a clip with the frames that are judged (`reward.frames`); an image is returned unchanged."""
+    """Return a clip's frames to judge (`reward.frames`); an image is returned unchanged."""
     if not is_clip(image) or frames == ALL_FRAMES:
         return image
     return image[frame_places(len(image), 3 if frames == THREE_FRAMES else int(frames))]
 
 
 def frame_places(count: int, wanted: int) -> list[int]:
-    """Return at most `wanted` places of frames at even distances, from first to last; of one, the middle."""
+    """Return the indices of at most `wanted` evenly spaced frames, ends included; for one, the middle."""
     if wanted == 1:
         return [count // 2]
     return sorted({round(place * (count - 1) / (wanted - 1)) for place in range(wanted)})
@@ -68,7 +68,7 @@ def picture_file(image: np.ndarray, side: int | None = None) -> bytes:
 
     Args:
         image: uint8 RGB, shape (H, W, 3); for a clip (F, H, W, 3).
-        side: most pixels of an image's side; None for any number. A clip has at most 256.
+        side: most pixels on an image's longer side; None for no limit. A clip has at most 256.
     """
     from PIL import Image
 
@@ -118,7 +118,7 @@ def animated(frames: Sequence[Image], frame_ms: int, quality: int | None = None)
 
 
 def _held(content: bytes, frames: Sequence[Image], frame_ms: int) -> bytes:
-    """Return an animation of one picture, which is all that libwebp writes of frames that are all equal.
+    """Turn one picture into an animation: libwebp writes a single picture if all frames are equal.
 
     Container format: https://developers.google.com/speed/webp/docs/riff_container
     """
@@ -139,7 +139,7 @@ def _held(content: bytes, frames: Sequence[Image], frame_ms: int) -> bytes:
 
 
 def read_frames(content: bytes) -> np.ndarray:
-    """Return the pixels of a picture's file: uint8 RGB, shape (H, W, 3), or (F, H, W, 3) if it is animated.
+    """Return a picture file's pixels: uint8 RGB, shape (H, W, 3), or (F, H, W, 3) if it is animated.
 
     A frame that is shown for longer than `FRAME_MS` is repeated: libwebp merges equal frames.
 

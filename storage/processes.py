@@ -25,7 +25,7 @@ NO_REPORTS = {
 """Variables for libraries that report their use unless told not to. A person who wants reports sets them."""
 
 SAFE_PATH = {"PYTHONSAFEPATH": "spotlight"}
-"""The variable for children whose own children are not started by `python_command`; any value counts."""
+"""The variable for children that start Python without `python_command`; any value counts."""
 
 ARROW_POOL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 """Arrow's other allocators keep tens of megabytes of each compaction; the system's returns them."""
@@ -36,7 +36,7 @@ _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
     """Turn off usage reports, choose Arrow's allocator, and keep traffic within this machine from a proxy.
 
-    Variables that are set are kept.
+    Variables already set are kept.
     """
     for name, value in (NO_REPORTS | ARROW_POOL).items():
         environ.setdefault(name, value)
@@ -59,13 +59,13 @@ def environment_for_others() -> dict[str, str]:
 
 
 def python_command(*arguments: str) -> list[str]:
-    """Return the command of a child that runs this Python without the modules of its current folder."""
+    """Return the command of a child that runs this Python without modules from its current folder."""
     return [sys.executable, "-P", *arguments]
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Collect no garbage within this context: a worker's imports take a fifth less time."""
+    """Disable garbage collection in this context: a worker's imports take a fifth less time."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The login of the dashboard: its OpenID Connect provider, and the users who may enter."""
+"""The dashboard's login: its OpenID Connect provider, and the users it admits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.home import Home, is_open_to_others
 from storage.text import NOT_TEXT, is_loopback, is_text
 
 LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
-"""The environment variable that names the file with the settings of the login."""
+"""The environment variable with the path of the login's settings."""
 
 _CALLBACK = "/oauth2callback"
 _SECRET_LENGTH = 32
@@ -45,12 +45,11 @@ class Login(Section):
     """Address of the provider's metadata."""
 
     allow: tuple[str, ...]
-    """Addresses that may enter, such as `ada@example.org` or `*@example.org`; `*` is any user of the
+    """Addresses admitted, such as `ada@example.org` or `*@example.org`; `*` is any user of the
     provider."""
 
     trust_email: bool = Field(default=False, strict=True)
-    """True for a provider that does not say if it has verified an address, and whose addresses can be
-    trusted."""
+    """True to trust the addresses of a provider that does not say whether it verified them."""
 
     client_kwargs: dict[str, Any] = Field(default={})
     """Further parameters for the provider, as in Streamlit's documentation."""

@@ -292,7 +292,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     text = read_text_file(path, f"preset {path}", ConfigurationError)
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # bad TOML, or brackets nested too deeply
+    except (ValueError, RecursionError) as error:  # bad TOML, endless brackets
         raise ConfigurationError(f"preset {path} is not valid TOML: {error}") from error
 
 

@@ -1,1 +1,1 @@
-"""Figures of judged images, and runs that were done again."""
+"""Figures of judged images, and reproductions of runs."""

@@ -1,12 +1,12 @@
 """Figures of judged images, by tag and overall: means with 95 % intervals; the unit is the prompt.
 
 Images of one prompt are not independent (a hard prompt is hard for every seed), and neither are rows of a
-file that repeat a prompt. Variances are those within each tag, as the number of prompts of a tag is part of
-the benchmark and no accident; a tag of few prompts borrows from the variance of all.
+file that repeat a prompt. Variances are within tags, since the number of prompts per tag is part of the
+benchmark, not random; a tag with few prompts borrows from the variance of all.
 
-A sample says little about values that it happens to lack: prompts that all agree would give no interval. So
-the interval is that of the sample with two more prompts, one at the smallest and one at the largest possible
-value (as Agresti and Coull, 1998, do for shares). It narrows steadily as prompts agree.
+A sample says little about values that it happens to lack: if all prompts agreed, the interval would be empty.
+So it is computed with two more prompts, one at the smallest and one at the largest possible value (as Agresti
+and Coull, 1998, do for shares). It narrows steadily as prompts agree.
 
 Shape suffix: N prompts.
 """
@@ -128,7 +128,7 @@ def tagged_estimates(
         lowest: smallest possible value: 0 for scores, -1 for differences of scores.
 
     Raises:
-        ValueError: there are no values, or not as many tags.
+        ValueError: there are no values, or their number differs from that of the tags.
     """
     if not values_N or len(values_N) != len(tags_N):
         raise ValueError(f"{len(values_N)} values and {len(tags_N)} tags; give one of each per prompt")

@@ -1,4 +1,4 @@
-"""Changes in the look of held-out images by training, the rule that calls them hacking, and a run's alarms.
+"""How training changes the look of held-out images, when that counts as hacking, and a run's alarms.
 
 Each image is compared with the untouched model's for the same prompt and seed. The unit is the prompt, as in
 `figures.py`: prompts are resampled, with a fixed seed.
@@ -34,13 +34,13 @@ LEAST_KL_WEIGHT = 0.04
 """The weight that the first alarm sets if the current one is lower: Flow-GRPO's for OCR and GenEval."""
 
 LEAST_PROMPTS = 8
-"""The number of prompts below which no change is clear."""
+"""The least number of prompts for a clear change."""
 
 _RESAMPLES = 2_000
 _LEAST_RESAMPLES = 200
 _SEED = 22_006
 _CELLS = 8_000_000
-"""The most weights of resamples in memory: 32 MB; with very many prompts there are fewer resamples."""
+"""The most resampling weights in memory: 32 MB; with very many prompts there are fewer resamples."""
 
 Group = Literal["truth", "look", "variety", "judge"]
 
@@ -53,10 +53,10 @@ class QualityFigure:
         title: title for people, with its unit.
         group: `truth` is the distance to the renderer's picture, `look` and `variety` hint only.
         worse: 1 if more is worse, -1 if less is, 0 if neither is.
-        tolerance: fraction of the untouched model's mean by which it may become worse.
+        tolerance: fraction of the untouched model's mean by which it may worsen.
         least: value that the fraction is taken of if the mean is smaller.
-        of_whole: True if it covers the whole picture. A figure of a region tells where a picture has changed,
-            and never decides: a larger drawing makes the background worse and the drawing better.
+        of_whole: True if it covers the whole picture. A region's figure shows where a picture has changed but
+            never decides: a larger drawing makes the background worse and the drawing better.
     """
 
     title: str
@@ -129,7 +129,7 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class QualityVerdict:
-    """A judgement of a run by its images beside its score; `others` are the figures that no reward sees."""
+    """A judgement of a run by its images and its score; `others` are the figures that no reward sees."""
 
     score: FigureChange
     others: tuple[FigureChange, ...]

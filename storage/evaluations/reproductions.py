@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Verdict = Literal["recorded", "identical", "within", "drifted", "failed"]
-"""`recorded`: the first of its series, compared with nothing. `within`: other bits, on another kind of device
-or with measured times that chose degrees, but scores within the interval."""
+"""`recorded`: the first of its series, compared with nothing. `within`: other bits, because of another kind
+of device or degrees chosen by measured times, but scores within the interval."""
 
 _SHOWN = (
     "verdict", "message", "series", "reference", "run_id", "score_was", "score_is", "difference", "low",
@@ -39,7 +39,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The score of one held-out image; it pairs with that of the same prompt and seed in another run."""
+    """The score of one held-out image, paired by prompt and seed with another run's."""
 
     prompt_id: int
     seed_index: int
@@ -56,7 +56,8 @@ class Reference:
         environment: versions, commit, device, digests of prompt, model and reward files.
         digests: SHA-256 of each file of its last checkpoint: weights, moving average, optimiser.
         rewards: mean training reward of each iteration.
-        scores: held-out scores of each evaluation, by the iteration it followed; images that have one.
+        scores: held-out scores of each evaluation, by the iteration it followed; unscored images are left
+            out.
         prompts: texts of the prompts it used: `train` and `evaluate`, by their number.
     """
 
@@ -120,11 +121,11 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
     checkpoint = CheckpointStore(store.home.run(run_id)).load_latest(passes_over=False)
     blobs = checkpoint.blobs if checkpoint is not None else {}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(blobs.items())}
-    # A finished run with a reason ended at its budget, with drafts for an iteration that was not done.
+    # A finished run with a reason ended at its budget, with drafts for an iteration that never ran.
     done = row.last_iteration if row.error and row.last_iteration else row.config.iterations
     if done < row.config.iterations:
         digests = {name: value for name, value in digests.items() if not name.startswith("drafts")}
-    # Time and prices decide when a budget is reached: only the iterations that were done can be done again.
+    # Time and prices decide when a budget is reached: only completed iterations can be repeated.
     repeated = row.config.model_copy(update={"iterations": done, "budget": BudgetConfig()})
     config = repeated.model_dump(mode="json")
     return Reference(run_id, config, row.environment, digests, dict(sorted(rewards)), scores, prompts)

@@ -204,7 +204,7 @@ def difference_of(
     Raises:
         ConfigurationError: other scorers judged them, or no judged images have the same prompt and seed.
     """
-    from storage.evaluations.figures import graded, tagged_figures  # it imports scipy
+    from storage.evaluations.figures import graded, tagged_figures  # imports scipy
     from storage.evaluations.quality import JUDGE, image_changes
 
     old, new = before[0].config, after[0].config

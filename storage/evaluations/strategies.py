@@ -1,10 +1,10 @@
-"""Comparison of exploration strategies by runs that differ in nothing else but their seed.
+"""Comparison of exploration strategies, from runs that otherwise differ only in their seed.
 
 An iteration that explores may train on more samples, take longer and cost more, so the held-out scores are
 compared at equal iterations, equal trained samples, equal paid device time and equal dollars: at the largest
 amount that both runs of a pair have reached. Between two evaluations, a prompt's score is interpolated.
-Evaluations cost the same with every strategy and do not count; nor do starts of devices, or work that a
-resumed run did again.
+Evaluations cost the same with every strategy and do not count; nor do device starts, or work that a resumed
+run repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Arms = Mapping[str, Mapping[int, str]]
 
 
 class Amount(NamedTuple):
-    """A quantity at equal amounts of which two runs are compared: its name in a sentence, and a format."""
+    """A quantity by which runs are matched for comparison: its name in a sentence, and a format."""
 
     title: str
     form: str
@@ -74,8 +74,8 @@ class _Course:
 def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
     """Return the runs by strategy and seed; empty unless they differ in nothing else, and two share a seed.
 
-    Their name and cluster may differ too, and not every run records the digests of its code. The default
-    comes first, which explores nothing, then the others in the order of the runs.
+    Their name and cluster may differ too, and not every run records the digests of its code. The default,
+    which explores nothing, comes first, then the others in the order of the runs.
     """
     rows = connection.execute("SELECT run_id, config, environment FROM runs").fetchall()
     recorded = {run_id: (config, json.loads(environment)) for run_id, config, environment in rows}
@@ -107,7 +107,7 @@ def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
 def compared_strategies(connection: RecordConnection, arms: Arms) -> dict[str, Any]:
     """Return each strategy's lead over the first one at equal amounts, in held-out score, as JSON values.
 
-    Only seeds count with which both were evaluated after training. With one seed, the interval is over
+    Only seeds with which both were evaluated after training count. With one seed, the interval is over
     held-out prompts, paired by text; with several, it is over run seeds.
 
     Returns:

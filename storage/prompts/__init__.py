@@ -1,1 +1,1 @@
-"""Prompts: files, datasets on disk, and those of a run."""
+"""Prompts: files, datasets on disk, and a run's prompts."""

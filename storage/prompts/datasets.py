@@ -1,8 +1,8 @@
 """Prompts from Hugging Face datasets on disk: folders of `save_to_disk`, or single .parquet and .arrow files.
 
 They are read by pyarrow: the package `datasets` is not needed. A column `prompt`, `text` or `caption` holds
-the prompts; with a column `include`, its rows are GenEval rows. No other column is read. Arrow has no list of
-a text and a number, such as a `position`: `include` and `exclude` may be JSON text instead.
+the prompts; with a column `include`, its rows are GenEval rows. No other column is read. Arrow has no lists
+of mixed types, such as a `position`: `include` and `exclude` may be JSON text instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompt files: one prompt a line (.txt), a GenEval row, an edit or a pair (.jsonl), or a dataset.
 
 Each evaluation has all held-out prompts of a file, or a selection that represents it, drawn without
-randomness. The file's head would not do, as benchmarks sort their prompts by task.
+randomness. The first prompts would not do: benchmarks sort their prompts by task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAIR = ("preferred", "rejected")
 """The keys of a row that name two pictures of its prompt, the better one first."""
 
 LONGEST_PROMPT = 10_000
-"""The most characters of a prompt; no text encoder accepts a tenth of it."""
+"""The most characters in a prompt; no text encoder accepts a tenth of that."""
 
 _DEEPEST = 16
 """The deepest nesting of lists and objects; a row is sent to other processes, whose readers have limits."""
@@ -39,8 +39,8 @@ _MOST_OBJECTS = 1_000
 """The most objects of a class in a row."""
 
 _KEY = b"spotlight: held-out prompts"
-"""The key of the hashes in `draw_subset`. Another key would draw other subsets, to which no earlier score is
-comparable."""
+"""The key of the hashes in `draw_subset`. Another key would draw other subsets, whose scores would not
+compare with earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class PromptRecord:
 
 
 def resolve_prompt_path(path: str | Path) -> Path:
-    """Return the file or the dataset's folder that a path or `builtin:NAME` means (PromptFileError: none)."""
+    """Return the file or dataset folder of a path or `builtin:NAME`; PromptFileError if there is none."""
     text = str(path)
     if text.startswith(BUILTIN_PREFIX):
         name = text.removeprefix(BUILTIN_PREFIX)
@@ -173,7 +173,7 @@ def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[Prompt
 
 
 def prompt_of(text: str, where: str) -> PromptRecord:
-    """Return a single prompt that a person gives: a text, or a row as of a .jsonl file, begun by a brace.
+    """Return a single prompt that a person gives: a text, or, if it begins with a brace, a .jsonl row.
 
     Its image is relative to the current folder. Raises PromptFileError, which begins with `where`, if the
     text is empty or has control characters, or the row is malformed.
@@ -264,10 +264,10 @@ def _check_objects(objects: Any, key: str, where: str) -> None:
 
 
 def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> list[PromptRecord]:
-    """Return the held-out prompts (of all in the file) that every evaluation of a run has, so as to compare.
+    """Return the held-out prompts (of all in the file) that every evaluation of a run shares.
 
-    The first and the last evaluation have the whole file, those between them only these. A run that has none
-    between may be extended until it has, so the number of its iterations does not count.
+    The first and the last evaluation have the whole file, those between them only these. A run without any
+    between may be extended, so its number of iterations does not count.
     """
     return draw_subset(held_out, config.evaluation.prompts if config.evaluation.every else len(held_out))
 
@@ -283,7 +283,7 @@ def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecor
     by_tag: defaultdict[str, list[tuple[int, bytes, PromptRecord]]] = defaultdict(list)
     seen: Counter[tuple[str, str]] = Counter()
     for prompt in prompts:
-        # The image as the row names it: its absolute path is that of one machine.
+        # The image as the row names it: an absolute path would differ between machines.
         said = f"{prompt.text}\0{prompt.metadata.get('image', '')}"
         rank = hashlib.blake2b(said.encode(), key=_KEY, digest_size=16).digest()
         by_tag[prompt.tag].append((seen[prompt.identity], rank, prompt))
@@ -314,7 +314,7 @@ def held_out_in_words(config: RunConfig) -> str:
 
 
 def part_in_words(part: Sequence[PromptRecord], held_out: Sequence[PromptRecord]) -> str:
-    """Describe what part of a file's held-out prompts some from `draw_subset` are."""
+    """Describe a part that `draw_subset` drew from a file's held-out prompts."""
     if len(part) == len(held_out):
         return f"all {len(held_out)} held-out prompts"
     shares = ", every tag in its share" if any(prompt.tag for prompt in part) else ""
@@ -338,7 +338,7 @@ def held_out_prompts(config: RunConfig, iteration: int) -> int:
 
 @lru_cache(maxsize=32)
 def _count(path: str, modified_ns: int) -> int:
-    """Return the number of prompts in a file as of this time of change."""
+    """Return the number of prompts in a file that was last changed at this time."""
     return len(load_prompts(path))
 
 
@@ -347,7 +347,7 @@ def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     whole = sum(sizes.values())
     shares = dict.fromkeys(sorted(sizes), int(count >= len(sizes)))
     for _ in range(count - sum(shares.values())):
-        # In whole numbers, so equal claims compare equal; the first name then wins.
+        # In integers, so that ties are exact; the first name then wins.
         neediest = max(shares, key=lambda tag: sizes[tag] * count - shares[tag] * whole)
         shares[neediest] += 1
     return shares

@@ -1,4 +1,4 @@
-"""Images of a prompt file, to edit or to learn preferences from: named by a path, or carried as a data URI.
+"""Images of a prompt file, to edit or to learn preferences from: files, or data URIs.
 
 Pillow is imported only when an image is read: most runs read none.
 """
@@ -38,7 +38,7 @@ def is_file(source: str) -> bool:
 
 
 def resolve_source(value: Any, folder: Path, where: str, key: str = "image") -> str:
-    """Return the image that a row names: a data URI unchanged, a path as absolute; of a list, one a line.
+    """Return a row's image: a data URI unchanged, a path made absolute; a list as one per line.
 
     Args:
         value: value of the row's key.
@@ -80,12 +80,11 @@ def check_source(source: str, size: tuple[int, ...] | None) -> None:
 
     Args:
         source: source of the prompt; empty if it has none.
-        size: height and width of the images that the model edits, after their number where there are several;
-            None if it edits none.
+        size: height and width of the images that the model edits, preceded by their number if there are
+            several; None if it edits none.
 
     Raises:
-        PromptFileError: the model needs an image and there is none or the reverse, the image cannot be read,
-            or it has another size.
+        PromptFileError: the image is missing or superfluous, cannot be read, or has another size.
     """
     if size is None:
         if source:
@@ -138,7 +137,7 @@ def _refuse_other_size(source: str, image_HWC: np.ndarray, size: tuple[int, int]
 
 @lru_cache(maxsize=_KEPT)
 def read_source(source: str) -> np.ndarray:
-    """Read a source as `read_picture`, and keep it for its samples; (N, H, W, 3) where there are several.
+    """Read a source with `read_picture` and cache it; several have shape (N, H, W, 3).
 
     Raises:
         PromptFileError: the file is missing, truncated, or not an image, or several differ in size.
@@ -182,7 +181,7 @@ def as_data_uri(image_HWC: np.ndarray) -> str:
 
 
 def thumbnail(source: str, side: int) -> str:
-    """Return a source image as a data URI, with at most `side` pixels a side; several stand side by side."""
+    """Return a source image as a data URI, with at most `side` pixels a side; several go side by side."""
     import numpy as np
     from PIL import Image
 

@@ -1,1 +1,1 @@
-"""The record of runs: files in their folders, SQL over them, and making rows again."""
+"""The record of runs: files in their folders, and SQL over them."""

@@ -1,6 +1,6 @@
 """`spotlight.duckdb`: views over the files of all runs, for DuckDB's own command line, pandas or polars.
 
-The file holds no rows, and nothing that Spotlight itself reads. It is replaced by a rename, never written in
+The file holds no rows, and Spotlight itself never reads it. It is replaced by a rename, never written in
 place, so that a program that has it open delays no writer. Its views hold absolute paths: a home that was
 moved or copied gets a new file with its next run.
 """
@@ -82,7 +82,7 @@ def _make_catalogue(catalogue: Path, views: Sequence[str]) -> None:
         if found != (len(views),):
             raise StorageError(f"cannot write the catalogue {catalogue}: views are missing; free disk space")
         made.chmod(0o600)
-        # A program that was killed with the old file open leaves one, which would not fit the new file.
+        # A program killed with the old file open leaves one, which would not fit the new file.
         catalogue.with_name(f"{catalogue.name}.wal").unlink(missing_ok=True)
         made.replace(catalogue)
 

@@ -47,7 +47,7 @@ PINNED = "pinned"
 """The file of a run's folder that names the iteration whose checkpoint is kept."""
 
 KEPT = 2
-"""The number of checkpoints of a run that are kept: one more than it needs, as the newest may be damaged."""
+"""Checkpoints kept per run: one more than it needs, as the newest may be damaged."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class CheckpointStore:
             for name, octets in files.items()
         }
         manifest = {"format": _FORMAT, "iteration": iteration, "digest": DIGEST, "files": entries}
-        # Last, as they are written in this order: without it there is no checkpoint.
+        # Last, since files are written in this order: without it there is no checkpoint.
         files[MANIFEST] = json.dumps({**manifest, "manifest_digest": _digest_of(manifest)}, indent=1).encode()
         name = f"iteration-{iteration:06d}"
         with refusals(
@@ -140,12 +140,12 @@ class CheckpointStore:
 
     @property
     def oldest(self) -> int:
-        """The oldest iteration to which a run may return; 0 without a checkpoint, since it may restart."""
+        """The oldest iteration that a run may return to; 0 without a checkpoint, since it may restart."""
         return min(self._found(), default=0)
 
     @property
     def pinned(self) -> int | None:
-        """The iteration of the checkpoint that is kept; None if none is."""
+        """The iteration of the pinned checkpoint; None without one."""
         try:
             text = (self.folder / PINNED).read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):

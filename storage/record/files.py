@@ -1,7 +1,8 @@
 """Files and folders of the record: complete and on disk when a call returns, or absent.
 
-A folder appears by one rename. A folder in its place is moved aside first: no rename can replace a full one.
-Folders of rows in a run's folder are named by what they hold; a part holds the rows of many others.
+A folder appears by one rename. A folder already there is moved aside first, as a rename cannot replace one
+with content. Folders of rows in a run's folder are named by what they hold; a part holds the rows of many
+others.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ ASIDE = ".replaced-"
 """The prefix of the name of a folder that was moved aside."""
 
 PART_FILE = "part.json"
-"""The file of a part that names the folders whose rows it holds."""
+"""The file in a part that lists the folders whose rows it holds."""
 
 KEPT_OF_DISCARDED = (
     "worker_states", "paid_time", "standby_time", "device_events", "sequence_groups", "judge_costs"
 )  # fmt: skip
-"""The tables of a discarded iteration that stay: its devices and judges worked, and were paid for."""
+"""The tables of a discarded iteration that stay: its devices and judges were paid for."""
 
 AS_DISCARDED = {"phase": "discarded", "state": "lost"}
 """Values that replace those in the rows of an abandoned iteration, by column."""
@@ -100,7 +101,7 @@ def put_folder(
             write_durably(saving / CHECKPOINT / file_name, octets)
         sync_folder(saving / CHECKPOINT)
     sync_folder(saving)
-    if final.exists():  # a rename cannot replace a full folder
+    if final.exists():  # a rename cannot replace a folder with content
         replaced = parent / f"{ASIDE}{name}"
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
@@ -126,7 +127,7 @@ def is_whole(path: Path) -> bool:
 
 
 def delete_folder(path: Path, run: Path | None = None) -> None:
-    """Delete a folder, if it exists, so that it is never seen half deleted under its name.
+    """Delete a folder, if it exists, without ever showing it half deleted under its name.
 
     Args:
         run: folder of the run, if `path` is deeper than that.
@@ -214,7 +215,7 @@ class RowFolder:
 
     Attributes:
         path: path of the folder; `name` stays its name, even while a writer has moved it aside.
-        discarded: 0 for rows that count, else the number of the discarding that named it.
+        discarded: 0 for rows that count, else the number of the discard that named it.
         phase: `iteration`, `evaluation` or `part`.
         number: number of the iteration, or of the part.
     """
@@ -227,7 +228,7 @@ class RowFolder:
 
     @cached_property
     def tables(self) -> dict[str, Path]:
-        """Its files that count, by table; empty if the folder has gone meanwhile."""
+        """Its files that count, by table; empty if the folder is gone."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -281,7 +282,7 @@ def row_folders(run: Path) -> list[RowFolder]:
 
 
 def repeatable_number(name: str) -> int:
-    """Return the iteration of a folder whose name may come again; -1 for all others."""
+    """Return the iteration of a folder whose name may be reused; -1 for all others."""
     match = _ROWS.fullmatch(name)
     return int(match[3]) if match and match[3] and not match[1] else -1
 
@@ -301,7 +302,7 @@ def part_facts(folder: RowFolder) -> dict[str, Any] | None:
 
 
 def as_discarded(rows: pa.Table) -> pa.Table:
-    """Return rows of devices for an iteration that is done again: phase `discarded`, state `lost`."""
+    """Return device rows of an iteration that is repeated: phase `discarded`, state `lost`."""
     import pyarrow as pa
 
     for column, value in AS_DISCARDED.items():

@@ -17,7 +17,7 @@ import numpy as np
 from storage.config.runtime import AUTO, FIXED_CAPACITY
 from storage.record.reading import RecordConnection
 
-if TYPE_CHECKING:  # commands that show no bill do not wait for its import
+if TYPE_CHECKING:  # commands without a bill do not wait for its import
     import pandas as pd
 
 MOST_UNACCOUNTED = 0.001
@@ -26,7 +26,7 @@ MOST_UNACCOUNTED = 0.001
 SAME_MOMENT_S = 1e-6
 """Times this close are equal: a DOUBLE holds today's Unix seconds to a quarter of a microsecond."""
 
-_CUT_WITHIN_S = 1.0  # a loss cuts the state that ended no longer than this before it
+_CUT_WITHIN_S = 1.0  # a loss cuts off a state that ended at most this long before it
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Loss:
 
     Attributes:
         at: time when it was noticed (Unix seconds).
-        cut_state, cut_s: its state, None if it had not loaded yet, and the seconds spent in it: the most that
-            was lost with it. 0 if it was idle: no work was lost.
+        cut_state, cut_s: its state, None if it had not loaded yet, and the seconds spent in it, an upper
+            bound of the lost work; 0 if it was idle.
     """
 
     worker: str
@@ -104,8 +104,7 @@ class WorkerAccount:
 class UnjoinedDevice:
     """A device of the run's settings, such as `spot-1`, that never joined.
 
-    `failures` workers for it ended while they loaded, the last for that reason; if none, no instance had
-    room.
+    `failures` of its workers ended while loading, the last for this reason; if 0, no instance had room.
     """
 
     device: str
@@ -115,7 +114,7 @@ class UnjoinedDevice:
 
 @dataclass(frozen=True)
 class StandbyAccount:
-    """Use of the standbys of one name, one in each life of a run: seconds, bytes, and how they ended."""
+    """Use of the standbys with one name, one per life of a run: seconds, bytes, and how they ended."""
 
     standby: str
     waited_s: float
@@ -138,7 +137,7 @@ class Ledger:
         failed_starts: number of workers that ended while they loaded.
         unjoined: devices of the settings that never joined, although others did.
         clock_jumps: messages of the run's events about jumps of the wall clock, newest first.
-        standbys: use of hosts by processes that wait for a place. They hold no device, so no other figure
+        standbys: use of hosts by processes that wait for a slot. They hold no device, so no other figure
             includes them.
         judge_usd: cost of the answers of judges with a price, in addition to all of the above.
     """
@@ -175,9 +174,9 @@ class Ledger:
 
     @property
     def unaccounted_share(self) -> float:
-        """The difference between the states and the paid time, as a share of it; 0 if that was not measured.
+        """The states' difference from the paid time, as a share of it; 0 if paid time was not measured.
 
-        A surplus of one worker does not make up for a deficit of another.
+        One worker's surplus does not offset another's deficit.
         """
         paid_s = sum(worker.paid_s for worker in self.workers)
         off_s = sum(abs(worker.unaccounted_s) for worker in self.workers)
@@ -200,21 +199,21 @@ class Ledger:
 
     @property
     def spot_idle_share_unexplored(self) -> float | None:
-        """The same, with the time of exploring counted as idle.
+        """The same, with exploration counted as idle.
 
-        It is an upper bound for the run without exploration: time that other devices waited for the exploring
-        would not have been paid at all.
+        It is an upper bound for the run without exploration: without it, time that other devices waited for
+        exploration would not have been paid.
         """
         return self._spot_share("idle", "explore")
 
     @property
     def lost(self) -> Spent:
-        """The paid work that was discarded: a resumed run did it again."""
+        """The paid work that was discarded: a resumed run repeated it."""
         return self.spent(state="lost")
 
     @property
     def goodput(self) -> float | None:
-        """Samples of kept rollouts per paid device-second, evaluations and lost work included in the pay.
+        """Samples of kept rollouts per paid device-second, including evaluations and lost work.
 
         None without samples: before the first iteration, and in a simulated run, which records none.
         """
@@ -313,7 +312,7 @@ def _worker_accounts(
 
 
 def _overlaps(connection: RecordConnection, run_id: str) -> tuple[dict[str, float], tuple[Overlap, ...]]:
-    """Return how long workers were in two states at once, and the states that began so, in order of time.
+    """Return how long workers were in two states at once, and the states that began the overlaps, by time.
 
     It uses numpy, on numbers alone: DuckDB's windows took a second on 64 devices and 1,000 iterations, and a
     column of texts takes as long as all the rest, while a page waits.
@@ -371,7 +370,7 @@ def _losses(connection: RecordConnection, run_id: str) -> tuple[Loss, ...]:
 def _unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[UnjoinedDevice, ...]:
     """Return the devices that never joined a run in which others did, in the order of the settings.
 
-    A simulated run has none: its policy and its trace decide on the devices, not the settings.
+    A simulated run has none: its policy and trace choose the devices, not the settings.
     """
     config = connection.execute(
         "SELECT config FROM runs WHERE run_id = ? AND status <> 'simulated'", [run_id]

@@ -1,4 +1,4 @@
-"""A second home for a run, off the machine: a folder, or an address for fsspec.
+"""A second home for a run, off the machine: a folder, or an fsspec address.
 
 A thread copies the newest checkpoint there, after the rows of all iterations up to it, so that a copied
 checkpoint always has its rows. A checkpoint counts as copied once its manifest is, which is copied last. A
@@ -32,10 +32,10 @@ _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
 """The files of a run that change; all others are written once."""
 
 _COPYING = ".copying-"
-"""The beginning of the name under which a folder or file is written."""
+"""The prefix of the name under which a folder or file is written."""
 
 _MARKERS = (MANIFEST, PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
-"""The first of these present is a folder's marker: copied last, so that it completes the copy.
+"""The first of these present is a folder's marker: copied last, it completes the copy.
 
 Its times or contents distinguish two folders of one name.
 """
@@ -112,7 +112,7 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: dict[str, int]
     store = CheckpointStore(run)
     newest, pinned = max(store.iterations(), default=None), store.pinned
     for left in _listed(there):
-        if left.startswith(_COPYING):  # of a copy that was cut short
+        if left.startswith(_COPYING):  # of an interrupted copy
             there.rm(left, recursive=True)
     _copy_rows(there, run, {} if copied is None else copied)
     if newest is None:
@@ -139,8 +139,8 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
             if copied.get(folder.name) != times_ns:
                 _copy_folder(there, folder.path, folder.name)
                 copied[folder.name] = times_ns
-    # What has come meanwhile may have been copied by a process that resumed the run. What a part has covered
-    # meanwhile stays, as that part was not copied.
+    # A process that resumed the run may have copied newer folders. Folders covered meanwhile by a part stay,
+    # as that part was not copied.
     later = RunFolder(run).listing()
     stays = {folder.name for each in (listing, later) for folder in (*each.parts, *each.folders)}
     held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
@@ -162,7 +162,7 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: dict[str, int]) -> None:
 
 
 def _keep_one_checkpoint(there: DirFileSystem, run: Path, going: Collection[str], newest: int) -> None:
-    """Copy another checkpoint of the run first if all those there are in folders that are about to go.
+    """Copy another checkpoint first if all checkpoints there are in folders about to be deleted.
 
     Args:
         newest: last iteration whose rows are there.
@@ -180,7 +180,7 @@ def _copy_checkpoint(there: DirFileSystem, run: Path, iteration: int) -> None:
 
 @contextmanager
 def _unless_gone(source: Path) -> Iterator[None]:
-    """Ignore a missing file if the whole folder that is copied is gone.
+    """Ignore a missing file if the whole source folder is gone.
 
     A newer checkpoint or a part may replace it at any moment.
     """
@@ -232,7 +232,7 @@ def _marker(names: Collection[str]) -> str:
 
 
 def _copying(there: DirFileSystem, target: str) -> str:
-    """Return the path at which to write the future `target`: elsewhere in a folder, as readers may come."""
+    """Return the path at which to write the future `target`: another one in a folder, as it may be read."""
     from fsspec.implementations.local import LocalFileSystem
 
     return f"{_COPYING}{target.replace('/', '-')}" if isinstance(there.fs, LocalFileSystem) else target
@@ -246,7 +246,7 @@ def _finish(there: DirFileSystem, target: str) -> None:
 
 
 def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
-    """Refuse a mirror with later iterations, by a life of the run that this home does not know.
+    """Refuse a mirror with later iterations, from a life of the run that this home does not know.
 
     Raises:
         CheckpointError: it has; or the package for the address is missing.
@@ -267,8 +267,8 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     """Fetch a run that this home does not know, and return the iteration of its newest checkpoint.
 
-    Its rows and the pinned checkpoint come too. Nothing counts before everything is here, so that an
-    interrupted fetch starts again. None if the home already has the run, or the mirror does not.
+    Its rows and pinned checkpoint come too. Nothing counts until everything is here, so an interrupted fetch
+    starts over. None if the home already has the run, or the mirror does not.
 
     Raises:
         CheckpointError: the mirror does not answer, or every checkpoint there is damaged.
@@ -322,7 +322,7 @@ def _fetch_checkpoint(there: DirFileSystem, store: CheckpointStore, iteration: i
 
 
 def _fetch_rows(there: DirFileSystem, source: str, folder: Path) -> None:
-    """Fetch a folder of rows; a part that was not copied completely is left out, as its folders are there."""
+    """Fetch a folder of rows; an incomplete part is left out, as its folders are there."""
     _fetch_files(there, source, folder)
     if folder.name.startswith("part-"):
         try:

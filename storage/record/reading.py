@@ -60,7 +60,7 @@ DESCRIBED: Mapping[str, Mapping[str, str]] = {
         "low": "DOUBLE", "high": "DOUBLE", "differences": "VARCHAR",
     },
 }  # fmt: skip
-"""Tables that are read from JSON files, with their columns; nested values are JSON text."""
+"""Tables read from JSON files, with their columns; nested values are JSON text."""
 
 EVALUATION_FILE = "evaluation.json"
 """The file of facts about an evaluation by `spotlight evaluate`, in its folder."""
@@ -78,7 +78,7 @@ _MOST_RUNS = 4096
 """Runs whose rows of `runs` a process keeps, about 5 kB each: a page reads all, and few have changed."""
 
 _MOST_LISTS = 5
-"""Lists of the files that count before those that are gone from the last one count as damaged."""
+"""Number of listings after which files missing from the last one count as damaged."""
 
 _NAMES = re.compile(r"\b(" + "|".join([*COLUMNS, *EVALUATION_COLUMNS, *DESCRIBED, "costs"]) + r")\b")
 
@@ -113,7 +113,7 @@ class RecordConnection:
     def execute(
         self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> duckdb.DuckDBPyConnection:
-        """Run a query; its result is read as from DuckDB's own connection. StorageError if it is refused."""
+        """Run a query; its result is read as from a DuckDB connection. StorageError if it is refused."""
         try:
             return self._answer(query, values)
         except duckdb.Error:
@@ -172,7 +172,7 @@ class RecordConnection:
         return [path for folder in folders if (path := folder / f"{table}.parquet").exists()]
 
     def _list_again(self, query: str) -> None:
-        """List the files that count now, without those that cannot be read."""
+        """List the files that count now, without unreadable ones."""
         tables = dict.fromkeys([*self._made, *_NAMES.findall(query), "worker_states"])  # `costs` reads these
         self._made = set()
         for _ in range(_MOST_LISTS):
@@ -262,7 +262,7 @@ def _run_row(file: Path) -> Mapping[str, Any]:
     try:
         found = file.stat()
     except OSError:
-        return read_json(file)  # which says what is wrong
+        return read_json(file)  # its error says what is wrong
     return _run_cells(file, found.st_ino, found.st_mtime_ns, found.st_size)
 
 

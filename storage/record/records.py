@@ -70,7 +70,7 @@ class PaidTime:
 
 @dataclass(frozen=True)
 class StandbyTime:
-    """Use of a standby since the previous record: a worker process that waits for a free place.
+    """Use of a standby since the previous record: a worker process that waits for a free slot.
 
     It holds no device, so it is not on the bill; it takes processor time and memory of its host.
 
@@ -78,7 +78,7 @@ class StandbyTime:
         waited_s: seconds of standby, loading included.
         cpu_s: processor time, latest reading.
         memory_bytes: resident memory, latest reading.
-        end: `taken`: it took a place; `lost`: it died; empty while it waits.
+        end: `taken`: it took a slot; `lost`: it died; empty while it waits.
     """
 
     standby: str
@@ -168,15 +168,15 @@ class CandidateRecord:
     """A scored draft of a candidate seed, made to choose the seeds of an iteration, or to check the choice.
 
     No two of an iteration share prompt, seed, fidelity and policy version: the same weights would draw the
-    same image again. If drafts were refused and made again, both are recorded, the new ones with the
-    rollout's own policy version.
+    same image. If drafts were refused and repeated, both are recorded, the new ones with the rollout's policy
+    version.
 
     Attributes:
         fidelity: "full", or the name of a cheaper draft such as "preview-5".
         policy_version: version of the weights that drew it: the previous iteration's for a stale draft, the
             rollout's own for a re-score of the staleness monitor and for a repeated draft.
         score: score in [0, 1]; 0 if `error` tells why there is none.
-        exact: True if the image has everything that was asked for.
+        exact: True if the image has everything the prompt asked for.
         round: round of the planner that asked for it, from 0; -1 for a re-score of the monitor.
         rank: rank among the prompt's drafts of the same fidelity and policy version by score, 0 the best.
         kept: True if the seed went into the rollout; False for a refused draft, which chose nothing.
@@ -272,7 +272,7 @@ class JudgedImage:
 class EvaluationRecord(DeviceTime):
     """A held-out evaluation after `iteration` iterations (0: the untouched model).
 
-    Its means, those of the score's `parts` and of the images' `looks` too, are over the prompts that every
+    All means, including those of the score's `parts` and the images' `looks`, are over the prompts that every
     evaluation of the run has; `images` may cover more.
     """
 

@@ -38,28 +38,27 @@ PAID = f"""
     FROM (FROM worker_states WHERE run_id = $run AND phase = 'discarded') w
         ASOF LEFT JOIN ({MOMENTS}) kept ON started_at < kept.ended_at
 """
-"""The query of what the run `$run` paid, by the moment it was paid for or before: twice the iteration, plus
-one for the evaluation after it.
+"""The query of the run `$run`'s payments, by the moment of payment: twice the iteration, plus one for the
+evaluation after it.
 
-Discarded work belongs to the first record that was made after it: a run that went back over several
+Discarded work belongs to the first record made after it: a run that went back over several
 iterations had paid for all of them when it repeated the first one.
 """
 
 REACH = """max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"""
-"""The latest end of the spans before one: only what a span has after it counts, so that no time counts twice.
-
-No single worker is there throughout: each may be lost and replaced, a trainer too.
+"""The latest end of the spans before one: only a span's time after that counts, so that no time counts twice.
+No worker need be there throughout: any may be lost and replaced, even a trainer.
 """
 
 _WORKED = f"""
     SELECT run_id, sum(greatest(ended_at - greatest(started_at, coalesce(reach, started_at)), 0)) AS wall_s
     FROM (SELECT *, {REACH} AS reach FROM ({SPANS})) GROUP BY run_id
 """
-"""The query of the time for which each run was at work."""
+"""The query of each run's time at work."""
 
 VERDICTS = f"environment->>'{GIVES_VERDICT}' IS DISTINCT FROM 'no'"
-"""The condition on a row of `runs` that its reward may call an image exact; where not, 0.0 is stored."""
+"""SQL condition on a row of `runs`: its reward may call an image exact. If not, 0.0 is stored."""
 
 OVERVIEW = f"""
     WITH worked AS ({_WORKED}),
@@ -94,7 +93,7 @@ EVERY_TIME = """
     HAVING count(DISTINCT iteration) =
         (SELECT count(DISTINCT iteration) FROM evaluation_images WHERE run_id = $run)
 """
-"""Held-out prompts that every evaluation of the run `$run` has; its evaluations compare over these only.
+"""Held-out prompts that every evaluation of the run `$run` has, and over which evaluations are compared.
 
 The first and the last evaluation may have the whole file, those between them a part of it.
 """
@@ -111,12 +110,12 @@ def too_short(iterations: int) -> str:
 
 
 class VarianceGain(NamedTuple):
-    """The gain in variance of the scores of chosen groups over random groups of the same drafts.
+    """The gain in score variance of chosen groups over random groups of the same drafts.
 
     Attributes:
         ratio: ratio of the variances.
-        rolled_out: True if it is that of the groups as rolled out; otherwise that of the draft scores that
-            selected them, which look better than they are.
+        rolled_out: True if measured on the groups as rolled out; otherwise on the draft scores that selected
+            them, which is biased upwards.
     """
 
     ratio: float
@@ -148,7 +147,7 @@ def held_out_curve(store: RunStore, run_id: str) -> list[tuple[int, float]]:
 
 
 def held_out_scores(store: RunStore, run_id: str) -> dict[int, dict[int, float]]:
-    """Return the mean score of a held-out prompt's judged images, by iteration and prompt_id.
+    """Return the mean score of each held-out prompt's judged images, by iteration and prompt_id.
 
     Only prompts that every evaluation has are included; rows with the same text count as the first of them.
     """
@@ -314,7 +313,7 @@ class LiveRun:
 
 
 def live_runs(connection: RecordConnection) -> list[LiveRun]:
-    """Return the runs marked as running; if there is none, the newest one, so that its end is seen."""
+    """Return the runs marked as running; if there are none, the newest run, so that its end is seen."""
     rows = connection.execute(
         f"""
         WITH latest AS (

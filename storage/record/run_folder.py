@@ -12,10 +12,10 @@
 Invariants:
 - A folder of rows appears by one rename, whole, its checkpoint included, and its files never change
   afterwards. A checkpoint that is too old is deleted alone; the rows stay.
-- A part names the folders whose rows it holds. Readers leave those out from the moment that it appears, so
-  that no row counts twice; the folders themselves go some minutes later, as a reader may have them open.
-- Discarding renames one folder after the other, the latest iteration first: a kill between two leaves
-  a run that ends a little later.
+- A part names the folders whose rows it holds. Readers ignore those as soon as it appears, so that no row
+counts twice; the folders are deleted some minutes later, as a reader may have them open.
+- Discarding renames folders one by one, the latest iteration first: a kill between two leaves a run that ends
+a little later.
 - A process that changes run.json or notes.json or adds an event holds the folder's lock for that moment.
 """
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 RUN_FILE, NOTES_FILE, EVENTS_FILE = "run.json", "notes.json", "events.jsonl"
 
 COMPACTED_AT = 64
-"""The number of folders of rows at which they are written into one part."""
+"""The number of row folders at which they are merged into one part."""
 
 REPLACED_STAY_S = 600.0
 """Seconds that folders stay after a part holds their rows: a query that listed them may still read them."""
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def copied(self) -> str:
-        """The problem with a run's folder that was copied or renamed to another name; empty for any other."""
+        """The problem with a run's folder that was copied or renamed; empty for any other."""
         identity: dict[str, Any] = {}
         with suppress(StorageError):  # damaged: reading it reports that
             identity = self.identity()
@@ -167,12 +167,12 @@ class RunFolder:
             os.close(descriptor)
 
     def lines(self, position: int = 0, logs: bool = True) -> tuple[list[Any], int]:
-        """Return the whole lines of events.jsonl after a position, as JSON values, and the position then.
+        """Return the complete lines of events.jsonl after a position, as JSON values, and the new position.
 
         Args:
-            position: number of bytes to leave out, or below 0 the number of last bytes to read; a line that
-                is torn or being written stays for the next call.
-            logs: True to include the lines of the log, which are no events.
+            position: number of bytes to skip, or if negative the number of last bytes to read; a line that is
+                torn or being written is left for the next call.
+            logs: True to include log lines, which are not events.
         """
         try:
             with (self.path / EVENTS_FILE).open("rb") as opened:
@@ -184,7 +184,7 @@ class RunFolder:
         complete, found = content[: content.rfind(b"\n") + 1], list[Any]()
         with suppress(ValueError, RecursionError):
             json.loads(content[len(complete) :])
-            complete = content  # the last line lacks no more than its newline
+            complete = content  # the last line lacks only its newline
         for line in complete.splitlines():
             if logs or not line.startswith(b'{"log":'):  # before it is parsed
                 with suppress(ValueError, RecursionError):
@@ -215,7 +215,7 @@ class RunFolder:
                 else:
                     aside.rename(final)
             listing = self.listing()
-            for folder in listing.covered:  # their names may come again, and no part may hide them then
+            for folder in listing.covered:  # their names may be reused, and no part may hide them then
                 if folder.number > number:
                     delete_folder(folder.path)
                 else:
@@ -349,7 +349,7 @@ class RunFolder:
             if table in KEPT_OF_DISCARDED:
                 rows[table] = pa.concat_tables([rows[table], as_discarded(content.filter(later))])
         left = rows["iterations"]["iteration"].to_pylist() if "iterations" in rows else []
-        # The folders that it covered are gone, and their names may come again.
+        # The folders that it covered are gone, and their names may be reused.
         facts |= {"covers": [], "last_iteration": max(left, default=None)}
         put_folder(self.path, part.name, rows, {PART_FILE: facts})
 
@@ -358,16 +358,15 @@ class RunFolder:
 
 
 def bare_folders(home: Home) -> str:
-    """Return the problems with folders that describe no run, or another one; empty if there is none."""
-    # A host that only has workers of a run holds the history that they write; a start that was killed
-    # leaves a log.
+    """Return the problems with folders that describe no run, or another one; empty if there are none."""
+    # A host with only a run's workers holds the history that they write; a killed start leaves a log.
     bare = [
         run_id
         for run_id in home.run_ids()
         if not RunFolder(home.run(run_id)).exists
         and set(os.listdir(home.run(run_id))) not in ({"history"}, {EVENTS_FILE}, {"history", EVENTS_FILE})
     ]
-    # Also those with a name that no run gets, such as `RUN (copy)`.
+    # Also those with names that no run gets, such as `RUN (copy)`.
     described = sorted(home.runs.glob(f"[!._]*/{RUN_FILE}"))
     copies = list(filter(None, (RunFolder(file.parent).copied for file in described)))
     problems = [f"{copies[0]} ({len(copies)} such folders in {home.runs})"] if copies else []

@@ -1,4 +1,4 @@
-"""A run's log, in its events.jsonl, and the run's status by its record, its process and that log.
+"""A run's log, in its events.jsonl, and its status according to its record, process and log.
 
 Events are what a person should see beside the figures; the log lines between them tell what the run is doing,
 even before it has a run.json. They have `log` in place of an event's `kind`.
@@ -18,7 +18,7 @@ from storage.clock import may_be_alive, now, process_is_alive, process_start_s
 from storage.home import Home
 from storage.record.run_folder import EVENTS_FILE, RunFolder
 
-if TYPE_CHECKING:  # commands that refuse a setting do not wait for its import
+if TYPE_CHECKING:  # a command that refuses a setting does not wait for its import
     import pandas as pd
 
     from storage.record.run_store import RunRow
@@ -35,14 +35,14 @@ _TELL_BY_EVENTS = "storage.readers"
 
 
 class RunLog:
-    """The writer of a run's log. No method raises: a full disk must not end a run that can do without it."""
+    """The writer of a run's log. No method raises: a full disk must not end a run over a lost line."""
 
     def __init__(self, home: Home, run_id: str) -> None:
         self._home, self._run_id = home, run_id
         self._folder = RunFolder(home.run(run_id))
 
     def starting(self) -> None:
-        """Record that this process starts and works on the run from now on; earlier phases are over."""
+        """Record that this process now works on the run; earlier phases are over."""
         host, pid, began_s = this_process()
         self._append("started", host=host, pid=pid, process_started_at=began_s)
         self._append("begin", message=START)
@@ -56,9 +56,9 @@ class RunLog:
         finally:
             activity = read_activity(self._home, self._run_id, 0)
             if activity.is_starting and activity.process == this_process():
-                self.ready()  # refused, or it failed: this process may live on
+                self.ready()  # refused or failed: this process may live on
             if not self._folder.exists:
-                with suppress(OSError):  # not empty: of a host with workers
+                with suppress(OSError):  # not empty: a host with workers
                     (self._folder.path / EVENTS_FILE).unlink(missing_ok=True)
                     self._folder.path.rmdir()
 
@@ -125,13 +125,13 @@ Process = tuple[str, int, float]
 
 
 def this_process() -> Process:
-    """Return the process that calls."""
+    """Return the calling process."""
     return socket.gethostname(), os.getpid(), process_start_s(os.getpid())
 
 
 @dataclass
 class Activity:
-    """The activity of a run, from its log, read line by line.
+    """A run's activity, from its log, read line by line.
 
     Attributes:
         process: process that started last; None if unknown.
@@ -183,11 +183,11 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
 
 
 def shown_status(row: RunRow, activity: Activity) -> str:
-    """Return the recorded status, but `interrupted` if the process is gone, or `starting`."""
+    """Return the recorded status, unless it is `interrupted` because the process is gone, or `starting`."""
     if row.status == "running" and may_be_alive(row.host, row.pid, row.process_started_at):
         return "starting" if activity.is_starting else "running"
     if activity.is_alive and activity.phases.get(START, 0.0) > (row.ended_at or 0.0):
-        return "starting"  # it is being resumed by a process that has not recorded itself yet
+        return "starting"  # resumed by a process that has not recorded itself yet
     return "interrupted" if row.status == "running" else row.status
 
 

@@ -1,4 +1,4 @@
-"""The runs of a home: creating, marking, recording iteration by iteration, and finding them."""
+"""The runs of a home: create, mark, record iteration by iteration, and find them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunRow:
     Attributes:
         created_at: Unix seconds, as is `ended_at`, which is None while it is running.
         host, pid, process_started_at: the process that does (or last did) the work; the last is in seconds
-            since the machine's boot, as setting the clock changes a process's Unix time of start.
+            since the machine's boot, as setting the clock changes a process's Unix start time.
         settings: configuration as stored, JSON values.
         last_iteration: number of the last committed iteration; None before the first.
     """
@@ -156,8 +156,8 @@ class RunStore:
     def take_over(self, row: RunRow) -> None:
         """Mark as `interrupted` a run whose process was on a machine that is gone or was renamed.
 
-        Its process cannot be seen from here: the caller vouches that it is gone. A run of this machine is
-        refused, and one that another process has changed since.
+        Its process cannot be seen from here: the caller vouches that it is gone. Refuses a run of this
+        machine, and one that another process has changed since.
         """
         taken_over(row)
         host = socket.gethostname()
@@ -184,7 +184,7 @@ class RunStore:
     def set_limits(self, run_id: str, config: RunConfig) -> None:
         """Change the total number of iterations of a run and its budget; a finished run can then be resumed.
 
-        The other settings of `config` do not count; `check_iterations` says what is refused.
+        Other settings in `config` are ignored; `check_iterations` says what is refused.
         """
         folder, limits = self.known(run_id), config.model_dump(mode="json", include={"iterations", "budget"})
         before: dict[str, float] = {}
@@ -214,7 +214,7 @@ class RunStore:
         self.known(run_id).change(RUN_FILE, lambda run: run | {"summary": dict(summary)})
 
     def commit_iteration(self, record: IterationRecord) -> None:
-        """Write an iteration's rows by one rename; a run that goes back first discards what it repeats."""
+        """Write an iteration's rows by one rename; a run that went back first discards what it repeats."""
         self.known(record.run_id).commit("iteration", record.iteration, iteration_rows(record))
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
@@ -446,7 +446,7 @@ def _notes(values: Mapping[str, Any]) -> RunNotes:
 
 
 def _earlier_end(row: RunRow, config: RunConfig) -> dict[str, str]:
-    """Return the facts of a run that continues after its end with another limit, empty if not ended."""
+    """Return the facts of a run that continues after its end with another limit; empty if not ended."""
     done = row.last_iteration or 0
     limit = BUDGET if row.status == "finished" else ""
     if done == row.config.iterations < config.iterations:  # maybe killed in the evaluation after it

@@ -1,4 +1,4 @@
-"""Queries about devices: their work over time, the use of a market, and the times of a recorded workload.
+"""Queries about devices: their work over time, use per market, and the times of a recorded workload.
 
 Each function takes an open connection, as those of storage/record/queries/runs.py do.
 """
@@ -16,7 +16,7 @@ def device_intervals(
     """Return the states of devices in some iterations, evaluations and discarded work included, by time.
 
     Args:
-        first, last, limit: iterations to read, both included, and the most rows to return, the latest ones;
+        first, last, limit: iterations to read, inclusive, and the most rows to return, the latest ones;
             column `of` is their number without the limit.
     """
     columns = (
@@ -69,10 +69,10 @@ def _latest(table: str, columns: str, newest: str) -> str:
 
 
 def degree_times(connection: RecordConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
-    """Return times of a denoising step by number of devices that shared it, if measured times choose that.
+    """Return times of a denoising step by number of devices that shared it, if measured times choose it.
 
-    `step_s` is the latest measurement up to iteration `last`, `chunks` the number timed so far, `share` that
-    of the time that devices spent in groups in iterations `first` to `last` (0 if none did).
+    `step_s` is the latest measurement up to iteration `last`, `chunks` the number timed so far, `share` its
+    share of the time that devices spent in groups in iterations `first` to `last` (0 if none did).
     """
     return connection.execute(
         """
@@ -178,7 +178,7 @@ def evaluation_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def degree_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return device time of generating by number of devices that shared samples, if they worked in groups."""
+    """Return device time of rollouts by number of devices that shared samples, if they worked in groups."""
     return connection.execute(
         """
         SELECT phase, iteration, degree,
@@ -195,7 +195,7 @@ def degree_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 def changes_of_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Return how long devices loaded weights and formed groups, one row each time.
 
-    The first iteration is left out: its weights are those that devices begin with.
+    The first iteration is left out: devices begin with its weights.
     """
     return connection.execute(
         f"SELECT state, ended_at - started_at AS lasted_s FROM ({_NUMBERED}) "

@@ -1,7 +1,7 @@
 """Held-out images: their pictures, look, parts of their scores, and their changes over the iterations.
 
-Like runs.py: each function takes an open connection and returns a pandas frame. The pictures are bytes in the
-record; no file is ever opened for them.
+As in runs.py, each function takes an open connection and returns a pandas frame. The pictures are bytes in
+the record, not separate files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PICTURES = """
 
 
 def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return the images that have pictures, by prompt.
+    """Return the images with pictures, by prompt.
 
-    Their scores are those at the first and the latest of the `evaluations` that have the picture and could
-    judge it; NaN if none could.
+    Scores are from the first and the latest of the `evaluations` that have the picture and could judge it;
+    NaN if none could.
     """
     return connection.execute(
         f"""
@@ -87,7 +87,7 @@ def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFra
 
 
 def latest_pictures(connection: RecordConnection, run_ids: Sequence[str], most: int) -> pd.DataFrame:
-    """Return the latest pictures of the first `most` held-out images that all of some runs have.
+    """Return the latest pictures of the first `most` held-out images that all these runs have.
 
     They are in the order of images and then of the runs. Columns: run_id, and those of `pictures`.
     """

@@ -22,21 +22,21 @@ from storage.record.reading import RecordConnection
 from storage.record.results import OVERVIEW, PAID, SPANS, VERDICTS
 
 _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
-"""Settings that may differ between two runs that count as the same but for the seed."""
+"""Settings that may differ between runs that otherwise differ only in the seed."""
 
 
 def run_overview(connection: RecordConnection, run_ids: Sequence[str] | None = None) -> pd.DataFrame:
     """Return some runs, or all, newest first; the columns are those of `OVERVIEW`.
 
     Scores are the result of a finished run, else over the prompts that every evaluation has; NaN before an
-    evaluation. `wall_s` is the time at work, from the loading of the first weights on, without gaps; host,
+    evaluation. `wall_s` is the time at work, from loading the first weights, without gaps; host,
     pid and process_started_at are of the current or last process.
     """
     return connection.execute(OVERVIEW, {"runs": None if run_ids is None else list(run_ids)}).df()
 
 
 def dated(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame with its Unix seconds `created_at` and `ended_at` as moments in UTC."""
+    """Return a frame with `created_at` and `ended_at` converted from Unix seconds to UTC timestamps."""
     moments = frame.columns.intersection(["created_at", "ended_at"])
     return frame.assign(**{name: pd.to_datetime(frame[name], unit="s", utc=True) for name in moments})
 
@@ -139,7 +139,7 @@ def events(
 
 
 class WorkClock:
-    """A time axis without breaks: a run killed at night and resumed in the morning shows no night.
+    """A time axis without breaks: a run killed at night and resumed in the morning skips the night.
 
     It counts seconds from the start of the first span, and leaves out breaks between spans.
 
@@ -211,7 +211,7 @@ def latest_runs(
 
 
 def score_courses(connection: RecordConnection, run_ids: Sequence[str]) -> pd.DataFrame:
-    """Return held-out scores of several runs, run by run in this order and then in order of iterations.
+    """Return held-out scores of several runs, in the order of these runs and then of iterations.
 
     Columns: run_id, then those of `score_curve`, and usd: dollars paid up to then.
     """

@@ -1,11 +1,11 @@
 """Queries about seeds: drafts, their re-scores, and pictures of their samples.
 
-Like runs.py: each function takes an open connection and returns a pandas frame, empty for a
-run that explored nothing. A seed may have been drafted more than once (cheaply first, then in full):
-the draft that counts is the full one, and of several the one by the newest weights.
+As in runs.py, each function takes an open connection and returns a pandas frame, empty for a run that
+explored nothing. A seed may be drafted more than once (cheaply first, then in full): the full draft counts,
+and of several the one by the newest weights.
 
-A long run has more drafts than a page can wait for: most functions take the iterations to read, which
-`spread_iterations` chooses.
+A page cannot wait for all drafts of a long run: most functions take the iterations to read, from
+`spread_iterations`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def pair_counts(connection: RecordConnection, run_id: str, iterations: Sequence[
     """Count the seeds that have both a stale draft (by older weights than the rollout's) and a fresh score.
 
     The fresh score is that of a draft by the rollout's own weights if there is one (the monitor's re-score,
-    or a new draft after stale ones were refused), else the rollout's sample. Images that could not be scored
-    are left out: their 0 does not judge the image.
+    or a new draft after stale ones were refused), else the rollout's sample. Unscored images are left out:
+    their 0 is not a judgement.
 
     Columns: kept (True if rolled out), stale, fresh (scores, to four digits), seeds.
     """
@@ -132,7 +132,7 @@ def pictured_prompts(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def best_and_worst(connection: RecordConnection, run_id: str, prompt_id: int, latest: int) -> pd.DataFrame:
-    """Return a prompt's best and worst pictured sample in each of its `latest` newest iterations with any.
+    """Return a prompt's best and worst pictured sample in each of its `latest` newest pictured iterations.
 
     The newest iteration comes first, and the best before the worst; a single picture is the best one.
     """

@@ -1,1 +1,1 @@
-"""Whole runs under a virtual clock: the loop, the groups and the decisions are those of live runs. Pure."""
+"""Whole runs under a virtual clock, with the loop, groups and decisions of live runs. Pure."""

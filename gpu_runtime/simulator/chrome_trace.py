@@ -18,20 +18,20 @@ from storage.record.records import Market
 _TICKS_PER_US = TICKS_PER_S // 1_000_000
 _RUN = 1
 _PROCESSES: dict[Market, int] = {"reserved": 2, "spot": 3}
-"""A process of the format stands for a market, and a thread for a device."""
+"""The format's processes stand for markets, and its threads for devices."""
 
 
 def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states and events of every device, and the run's iterations, in microseconds of the run.
+    """Return every device's states and events, and the run's iterations, in microseconds of the run.
 
     Args:
         run: a run that kept its intervals.
         about: further metadata, such as the policy.
 
     Returns:
-        JSON values. Events of the category `device` are named after a state, and have in `args` the
-        iteration, the phase (`iteration` or `evaluation`) and dollars; those of `run` are iterations and
-        evaluations; those of `happened` are events of a device, such as a loss.
+        JSON values. Events in category `device` are named after a state; their `args` hold the iteration,
+        the phase (`iteration` or `evaluation`) and dollars. Category `run` holds iterations and evaluations,
+        and `happened` a device's events, such as a loss.
     """
     devices: dict[str, Market] = {one.worker: one.market for one in (*run.intervals, *run.device_events)}
     numbers = {name: number for number, name in enumerate(sorted(devices, key=_by_number), 1)}
@@ -43,7 +43,7 @@ def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
         events.append(_span(name, "run", _RUN, 1, began, end) | {"args": {"iteration": iteration}})
         began = end
     for one in run.intervals:
-        # Intervals are cut at the ends, except a start, which is booked once the device has joined.
+        # Intervals are cut at the ends, except a device's start, which is booked once it has joined.
         iteration, phase, _ = run.ends[bisect_left(ends, one.ended_at)]
         process, thread = _PROCESSES[one.market], numbers[one.worker]
         span = _span(one.state, "device", process, thread, int(one.started_at), int(one.ended_at))
@@ -57,7 +57,7 @@ def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _span(name: str, category: str, process: int, thread: int, began: int, ended: int) -> dict[str, Any]:
-    """Return the event of an interval, given in ticks."""
+    """Return the event for an interval in ticks."""
     return {
         "ph": "X", "name": name, "cat": category, "pid": process, "tid": thread,
         "ts": began / _TICKS_PER_US, "dur": (ended - began) / _TICKS_PER_US,
@@ -65,11 +65,11 @@ def _span(name: str, category: str, process: int, thread: int, began: int, ended
 
 
 def _names(devices: Mapping[str, Market], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return metadata: the names of the tracks, which say that the figures are simulated."""
-    there = set(devices.values())
+    """Return metadata: track names, which mark the figures as simulated."""
+    markets = set(devices.values())
     named = [("process_name", _RUN, 0, "simulated run")]
     for market, process in _PROCESSES.items():
-        if market in there:
+        if market in markets:
             named.append(("process_name", process, 0, f"simulated {market} devices"))
     named.append(("thread_name", _RUN, 1, "run"))
     named += [("thread_name", _PROCESSES[devices[name]], number, name) for name, number in numbers.items()]

@@ -1,4 +1,4 @@
-"""The devices of a simulated run, the work of a phase, and the workers, whose calls take virtual time."""
+"""A simulated run's devices, a phase's work, and the workers, whose calls take virtual time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.record.records import Market
 
 NOTICE = Notice("trace", None, 0.0, "its instance leaves")
-"""The preemption notice of all devices that are under one."""
+"""Preemption notice that all noticed devices share."""
 
 _ONE_KIND: frozenset[Market] = frozenset({"reserved"})
 
@@ -35,15 +35,15 @@ class PhaseWork:
 
     Attributes:
         steps: denoising steps of each.
-        size: images of a full batch.
-        images: images of all batches; the last one may not be full.
+        size: images in a full batch.
+        images: images in all batches; the last one may not be full.
         beside_training: True if the trainers are busy training.
         trainers_join: tick at which they are free and roll out too; None for never in this phase.
-        trainers_leave: tick at which they stop rolling out and train, if other devices go on; None for not
+        trainers_leave: tick at which they stop rolling out to train, if other devices continue; None for not
             before the end.
-        window: decides before each of their batches whether trainers stop rolling out and train; None if
-            they do not ask.
-        deadline: tick at which the phase ends in any case; None for when all is delivered.
+        window: decides before each of their batches whether trainers stop rolling out to train; None if
+            nothing does.
+        deadline: tick at which the phase ends in any case; None to end once all is delivered.
     """
 
     kind: RequestKind
@@ -70,9 +70,9 @@ class PhaseOutcome:
         judged: images of drafts judged within the phase.
         judging: ticks that scorers need for the last images once all are delivered.
         redone: denoising steps of batches that were lost.
-        redone_time: ticks that devices need to redo them.
+        redone_time: device ticks needed to redo them.
         returned: batches that returned to the queue.
-        trained: intervals of training on a rollout's samples, beside it and after it, in ticks from the
+        trained: intervals of training on a rollout's samples, beside and after it, in ticks from its
             beginning.
     """
 
@@ -88,7 +88,7 @@ class PhaseOutcome:
 
 
 class BatchTimes(NamedTuple):
-    """The speed of a batch, in ticks of a denoising step and of decoding."""
+    """A batch's ticks per denoising step, and for decoding."""
 
     step: int
     decode: int
@@ -99,8 +99,8 @@ class VirtualCall(Future[SampleChunk]):
 
     Attributes:
         begun, until: steps done before and after it.
-        since: tick at which the worker begins with it.
-        end: event of its answer.
+        since: tick at which the worker begins it.
+        end: event at which it is answered.
     """
 
     def __init__(self, begun: int, until: int, since: int, end: Event) -> None:
@@ -108,15 +108,15 @@ class VirtualCall(Future[SampleChunk]):
         self.begun, self.until, self.since, self.end = begun, until, since, end
 
 
-class _Made(NamedTuple):
-    """A batch as far as a worker has done it."""
+class _BatchSoFar(NamedTuple):
+    """A batch and the denoising steps done so far."""
 
     request: int
     step: int
 
 
 class PhaseUnderWay(ABC):
-    """The current phase, as its devices and their fleet see it: it answers the calls to the workers."""
+    """The current phase as its devices and fleet see it; it answers calls to the workers."""
 
     def __init__(
         self, loop: EventLoop, times: WorkloadTimes, work: PhaseWork, scheduler: PullScheduler[Any]
@@ -126,7 +126,7 @@ class PhaseUnderWay(ABC):
 
     @abstractmethod
     def take_in(self, device: SimulatedDevice) -> None:
-        """Give a device that has joined its first work."""
+        """Give its first work to a device that has joined."""
 
     @abstractmethod
     def warn(self, device: SimulatedDevice) -> None:
@@ -138,24 +138,18 @@ class PhaseUnderWay(ABC):
 
     @abstractmethod
     def awaits(self, device: SimulatedDevice) -> bool:
-        """Return True if a call to a device is under way, whose failure tells the run of its loss."""
+        """Return True if a call to a device is in flight, whose failure tells the run of its loss."""
 
     @abstractmethod
     def fail_calls(self, device: SimulatedDevice) -> None:
-        """Let the calls to a lost device fail."""
+        """Fail the calls to a lost device."""
 
     @abstractmethod
     def _learn(self, worker: VirtualWorker) -> None:
-        """Let calls fail whose device was lost while it had none."""
+        """Fail calls to devices that were lost while they had none."""
 
     def ask(self, worker: VirtualWorker, method: str, args: Sequence[Any]) -> Future[Any]:
-        """Start a call.
-
-        Args:
-            worker: worker that is called, of a device or of a group.
-            method: name of the method.
-            args: its arguments.
-        """
+        """Start a call of a worker's method, by name."""
         if method == "leave_group":
             return Future()  # the fleet does not wait for it
         if method == "begin_samples":
@@ -176,9 +170,9 @@ class PhaseUnderWay(ABC):
         return call
 
     def _answer(self, worker: VirtualWorker) -> None:
-        """Let a worker answer its oldest call."""
+        """Answer a worker's oldest call."""
         call = worker.calls.popleft()
-        made: Any = (_Made(worker.batch, call.until),)
+        made: Any = (_BatchSoFar(worker.batch, call.until),)
         notice = next((NOTICE for device in worker.members if device.noticed), None)
         if call.until == self._work.steps:
             call.set_result(SampleChunk(samples=made, notice=notice))
@@ -186,7 +180,7 @@ class PhaseUnderWay(ABC):
             call.set_result(SampleChunk(made if call.until > call.begun else (), notice=notice))
 
     def _stop(self, worker: VirtualWorker) -> None:
-        """Let a worker answer after its current denoising step, and skip the later ones."""
+        """Make a worker answer after its current denoising step and skip the later ones."""
         if not worker.calls or worker.halted:
             return
         step, first = self._times_of(worker).step, worker.calls[0]
@@ -199,27 +193,27 @@ class PhaseUnderWay(ABC):
                 call.end = self._loop.at(at, partial(self._answer, worker))
 
     def _times_of(self, worker: VirtualWorker) -> BatchTimes:
-        """Return how fast a worker does a batch: as fast as the slowest kind of its devices."""
+        """Return a worker's times for a batch: those of its slowest kind of device."""
         degree, kinds = len(worker.members), _ONE_KIND
         if self._times.spot is not None:
             kinds = frozenset[Market](device.market for device in worker.members)
         found = self._batch_times.get((kinds, degree))
         if found is None:
-            known = [self._times.of(market) for market in kinds]
-            slowest = max(known, key=lambda times: times.step_of(self._work.kind, degree))
+            times_of_kinds = [self._times.of(market) for market in kinds]
+            slowest = max(times_of_kinds, key=lambda times: times.step_of(self._work.kind, degree))
             found = BatchTimes(slowest.step_of(self._work.kind, degree), slowest.decode)
             self._batch_times[kinds, degree] = found
         return found
 
 
 class VirtualWorker(RemoteActor[Worker]):
-    """The worker of one device.
+    """One device's worker.
 
     Attributes:
-        phase: the phase that it works for.
+        phase: phase that it works for.
         members: devices that compute for it.
-        calls: calls for denoising steps that it has not answered, the oldest first.
-        batch, step: batch of the last call, and its denoising step after it.
+        calls: unanswered calls for denoising steps, oldest first.
+        batch, step: batch of the last call, and the denoising step that it ends at.
     """
 
     phase: PhaseUnderWay
@@ -232,7 +226,7 @@ class VirtualWorker(RemoteActor[Worker]):
 
     @property
     def halted(self) -> bool:
-        """True if the instance of a member is lost."""
+        """True if a member's instance is lost."""
         return any(device.known_gone is not None for device in self.members)
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
@@ -244,7 +238,7 @@ class VirtualWorker(RemoteActor[Worker]):
 
 
 class VirtualGroup(GeneratingGroup, VirtualWorker):
-    """Devices that share each batch: a call is one of all members, as they take the same time for it."""
+    """Devices that share each batch; one call stands for all members, as they take the same time."""
 
     def __init__(
         self,
@@ -257,16 +251,16 @@ class VirtualGroup(GeneratingGroup, VirtualWorker):
         self.phase = phase
         self.members = tuple(simulated(device) for device in devices)
         self.joined: Future[None] = Future()
-        """Ends once its members have met, or will not."""
+        """Done once its members have met, or will not."""
         self.meeting: Event | None = None
-        """Event at which they will have met; None before all of them are free."""
+        """Event at which they meet; None until all are free."""
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """See `GeneratingGroup`."""
         return VirtualWorker.call(self, method, *args)
 
     def ask(self, start: Callable[[Device], Future[Any]], limit_s: float | None = None) -> Future[Any]:
-        """See `GeneratingGroup`; members are asked for nothing else than to join."""
+        """See `GeneratingGroup`; members are only asked to join."""
         return self.phase.ask(self, "join_group", ())
 
     @property
@@ -281,13 +275,13 @@ class SimulatedDevice:
 
     Attributes:
         came: tick at which its process began.
-        loading: event at which it has loaded its model; None once it has.
+        loading: event at which it will have loaded its model; None afterwards.
         joined: True once it is part of the fleet; its loading is then on the bill.
-        known_gone: tick at which the run can know that its instance is lost; None while the instance exists.
+        known_gone: tick at which the run can learn of its instance's loss; None while the instance exists.
         holds: version of its weights.
-        coming: tick at which it holds the phase's weights, or is known to be lost; None if it does neither.
-        free_at: tick until which it is busy with a call whose result is not used.
-        place: its slot among those of its market.
+        coming: tick at which it will hold the phase's weights, or its loss is known; None if neither is due.
+        free_at: tick until which a call whose result is unused keeps it busy.
+        place: its slot in its market.
         instance: name of its instance.
         device: the device as the dispatcher sees it.
         own: its worker.
@@ -318,11 +312,11 @@ class SimulatedDevice:
 
     @property
     def serves(self) -> bool:
-        """True if it has joined and stays, as far as the run can know."""
+        """True if it has joined and, as far as the run knows, stays."""
         return self.joined and self.known_gone is None and not self.noticed
 
     def state(self, version: WeightsVersion, now: int) -> Hashable:
-        """Return all of it that a phase with a version of the weights depends on; times count from now."""
+        """Return everything about it that a phase with these weights depends on; times count from now."""
         return (
             max(0, self.free_at - now), self.holds == version, self.noticed, self.joined,
             # The others wait until the run knows of the loss.
@@ -332,6 +326,6 @@ class SimulatedDevice:
 
 
 def simulated(device: Device) -> SimulatedDevice:
-    """Return the simulated device that the dispatcher sees as this one."""
+    """Return the simulated device behind a device of the dispatcher."""
     assert isinstance(device.actor, VirtualWorker), "all workers are virtual"
     return device.actor.members[0]

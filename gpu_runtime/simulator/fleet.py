@@ -1,4 +1,4 @@
-"""Devices of a simulated run: reserved ones stay, spot ones come and go as a trace says. Pure."""
+"""Devices of a simulated run: reserved ones stay, spot ones come and go by a trace. Pure."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class FleetPlan:
     """The devices to rent and their prices.
 
     Attributes:
-        spot: most spot devices at once; the trace says how many are available.
+        spot: most spot devices at once; the trace gives the available ones.
         trainers: number of reserved devices that train together.
-        reserved_usd_per_hour, spot_usd_per_hour: price of a device; the average, where it changes.
+        reserved_usd_per_hour, spot_usd_per_hour: price of a device; the average if it changes.
         decided: rule that decides before each iteration how many spot devices to rent; None to rent all that
             are available. `cheapest` is `decide_capacity`, and `astraflow` is `scale_generators`.
-        instance_devices: devices of an instance, which may share samples; reserved and spot devices are on
+        instance_devices: devices per instance, which may share samples; reserved and spot devices are on
             separate instances. 0 if all are on one, as in a local cluster.
-        prices: prices from the run's beginning on, of the markets where they change.
-        serving: load of the serving fleet that lends the spot devices, where they are lent.
+        prices: prices from the run's beginning on, for markets where they change.
+        serving: load of the serving fleet, if it lends the spot devices.
 
     Raises:
         ConfigurationError: no device trains, more train than are reserved, or `spot` is negative.
@@ -60,7 +60,7 @@ class FleetPlan:
             raise ConfigurationError(f"{self.spot} spot devices; give 0 or more")
 
     def usd_per_hour(self, market: Market) -> float:
-        """Return the price of a device; the average, where it changes."""
+        """Return the price of a device; the average if it changes."""
         return self.reserved_usd_per_hour if market == "reserved" else self.spot_usd_per_hour
 
     def price_at(self, market: Market, at_s: float) -> float:
@@ -77,19 +77,19 @@ class FleetPlan:
         return replace(interval, usd_per_hour=usd)
 
     def beginning(self, at_s: float) -> FleetPlan:
-        """Return the same plan for a run that begins at a moment of the price history."""
+        """Return the plan for a run that begins at a moment of the price history."""
         return replace(self, prices={market: known.beginning(at_s) for market, known in self.prices.items()})
 
 
 class SimulatedFleet:
-    """Devices and their states on the timeline, booked as the fleet of a live run books them.
+    """Devices and their states on the timeline, booked as a live run's fleet books them.
 
     A device joins once it has loaded and a phase takes it in, and is paid for from the start of its process.
     A lost device keeps its state, and is paid for, until the run knows of the loss: a busy one `times.loss`
-    ticks after its instance was lost, an idle one with the next phase.
+    ticks after its instance was lost, an idle one at the next phase.
 
     Args:
-        times: times of starting, and of noticing a loss.
+        times: times to start, and to notice a loss.
         replay: arrivals, notices and losses of spot instances; None for no spot instances.
     """
 
@@ -101,7 +101,7 @@ class SimulatedFleet:
         self.joined, self.notices, self.losses = 0, 0, 0
         """Spot devices that loaded their model, notices given, and spot devices lost."""
         self.changes = 0
-        """All of these, plus arrivals, devices given back, and losses that became known."""
+        """All of these, plus arrivals, devices given back, and losses becoming known."""
         self.events: list[DeviceEvent] = []
         """Events of spot devices, in ticks."""
         self.phase: PhaseUnderWay | None = None
@@ -122,9 +122,9 @@ class SimulatedFleet:
         self._wanted = plan.spot
         # Counted as devices change, so that a fleet of ten thousand is not searched at each event.
         self.staying = 0
-        """Spot devices without a notice, those that load included."""
+        """Spot devices without a notice, including those still loading."""
         self.loading, self.reserved_loading = 0, 0
-        """Devices that are loading their model, and the reserved ones of them, for which a run waits."""
+        """Devices loading their model, and the reserved ones among them, which a run waits for."""
         for number in range(plan.reserved):
             self._add(f"reserved-{number}", "reserved", number, number < plan.trainers)
         self._follow_trace(None)
@@ -156,7 +156,7 @@ class SimulatedFleet:
             self._replay.on_training()
 
     def want(self, spot: int) -> None:
-        """Rent so many spot devices from now on; excess ones are given back, the newest first.
+        """Rent this many spot devices from now on; excess ones are given back, newest first.
 
         Call it between phases. An instance that was given back can be rented again while it is available.
         """
@@ -207,7 +207,7 @@ class SimulatedFleet:
         self.meter.start(device.name, device.market, device.came)
 
     def _follow_trace(self, at_s: float | None) -> None:
-        """Apply the steps of the trace that are due (None: not yet), and schedule its next event."""
+        """Apply the trace's steps due by `at_s` (None: none yet), and schedule its next event."""
         if self._replay is None:
             return
         for step in () if at_s is None else self._replay.due(at_s):
@@ -236,7 +236,7 @@ class SimulatedFleet:
             self._loop.at(at, partial(self._follow_trace, next_s))
 
     def _fill(self) -> None:
-        """Start workers on available instances, until the wanted number of devices stays."""
+        """Start workers on available instances until as many devices stay as are wanted."""
         while self._unused and self.staying < self._wanted:
             instance, _ = self._unused.popitem(last=False)
             if not self._free_places:  # a device under notice still has its slot
@@ -259,14 +259,14 @@ class SimulatedFleet:
         self._loop.at(device.known_gone, partial(self.learn, device))
 
     def learn(self, device: SimulatedDevice) -> None:
-        """Let the run know that a device is lost, if it waits for its answer."""
+        """Tell the run that a device is lost, if it waits for the device's answer."""
         self.changes += 1
         if device.loading is not None:
-            # It died while loading, which is on the bill all the same.
+            # It died while loading, which is billed all the same.
             self._start_paying(device)
             self._remove(device)
         elif self.phase is not None and self.phase.awaits(device):
-            # First, so that the phase's other devices see the fleet without it.
+            # Removed first, so that the phase's other devices see the fleet without it.
             if self.devices.get(device.name) is device:
                 self._remove(device)
             self.phase.fail_calls(device)

@@ -1,8 +1,8 @@
 """A generation phase under the virtual clock: the dispatcher of live runs with simulated devices. Pure.
 
-The phase stands for what surrounds a live run's dispatcher: its requests, its fleet, and the workers, whose
-calls end when their denoising steps would be done. A request is a whole batch here: samples of a batch are
-leased, committed and delivered together in a live run, too.
+The phase replaces everything around a live run's dispatcher: requests, the fleet, and the workers, whose
+calls end when their denoising steps would be done. A request is a whole batch here: in a live run, too, a
+batch's samples are leased, committed and delivered together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from storage.record.records import DeviceState
 
 
 class PhaseSetup(NamedTuple):
-    """All that a phase consists of.
+    """Everything that a phase is built from.
 
     Attributes:
         scheduler: assigns batches, its requests, to devices.
@@ -63,9 +63,9 @@ class PhaseSetup(NamedTuple):
 
 
 class GenerationPhase(PhaseUnderWay, Phase):
-    """Devices take a phase's weights, pull and deliver batches; others join; lost ones resume elsewhere.
+    """A phase whose devices take its weights, then pull and deliver batches; lost batches resume elsewhere.
 
-    It is the dispatcher's `Phase` and its `GeneratingFleet` of devices that work alone.
+    It is both the dispatcher's `Phase` and its `GeneratingFleet`, of devices that work alone.
     """
 
     forming = False
@@ -73,7 +73,7 @@ class GenerationPhase(PhaseUnderWay, Phase):
     def __init__(self, setup: PhaseSetup) -> None:
         self.outcome = PhaseOutcome()
         self.entered: list[tuple[SimulatedDevice, DeviceState, int]] = []
-        """Each state that a device entered, and when in ticks."""
+        """States that devices entered, with their ticks."""
         super().__init__(setup.loop, setup.times, setup.work, setup.scheduler)
         self._fleet, self._grouping, self._gate, work = setup.fleet, setup.grouping, setup.gate, setup.work
         self._feed = setup.feed
@@ -83,10 +83,10 @@ class GenerationPhase(PhaseUnderWay, Phase):
         self._pushed = setup.scheduler if isinstance(setup.scheduler, PushDispatch) else None
         self._first = setup.first
         self._away = work.beside_training  # True while the trainers are away
-        self._events: list[Event] = []  # of trainers that turn, and of devices that come
+        self._events: list[Event] = []  # at which trainers join or leave, or devices arrive
         self._began = self._loop.now
         self._states: dict[str, DeviceState] = {}
-        self._there: dict[str, Device] = {}  # those that hold the weights and are not refused
+        self._ready_devices: dict[str, Device] = {}  # they hold the weights and are not refused
         self._listed: list[Device] | None = None
         self._due: dict[int, list[SimulatedDevice]] = {}  # devices on their way, by `coming`
         self._newcomer: Future[None] | None = None
@@ -96,12 +96,12 @@ class GenerationPhase(PhaseUnderWay, Phase):
         self._redone = self._scheduler.counters.redone_steps
         self._ended = VirtualCalls(self._loop, work.deadline)
         ended: Any = self._ended
-        # No simulated device hangs, and a call that does a whole lease may take long.
+        # No simulated device hangs, and a call for a whole lease may take long.
         runtime = setup.runtime.model_copy(update={"lease_s": math.inf})
         self._dispatcher = Dispatcher(runtime, 1, self._clock, None, self._scheduler, ended, self.undisturbed)
 
     def _clock(self) -> float:
-        """Return the seconds since the beginning, the same at any time of a run."""
+        """Return the seconds since the phase began, so that a phase is the same at any time of a run."""
         return (self._loop.now - self._began) / TICKS_PER_S
 
     def run(self) -> PhaseOutcome:
@@ -144,7 +144,7 @@ class GenerationPhase(PhaseUnderWay, Phase):
 
     @property
     def awaits_devices(self) -> bool:
-        """True if any device may come; drafts are not begun for those that are only available later."""
+        """True if a device may come; drafts wait only for devices that load or are on their way."""
         return (
             self.must_end
             or self._fleet.loading > 0
@@ -157,7 +157,7 @@ class GenerationPhase(PhaseUnderWay, Phase):
         return [WorkItem(number, work.kind, work.steps, work.version) for number in numbers]
 
     def accepts(self, device: Device) -> bool:
-        """Return False for a trainer that is away, or leaves by the live window."""
+        """Return False for a trainer that is away, or that leaves as the live window decides."""
         one = simulated(device)
         if self._is_away(one):
             return False
@@ -165,13 +165,13 @@ class GenerationPhase(PhaseUnderWay, Phase):
         return not one.trains or self._goes_on()
 
     def may_pull(self, device: Device, following: WorkItem[Any]) -> bool:
-        """Return True if a batch may begin before the deadline, by the gate if there is one."""
+        """Return True if a batch may begin: before the deadline, and if the gate, if any, allows it."""
         if self._work.deadline is not None and self._loop.now >= self._work.deadline:
             return False
         elapsed = self._loop.now - self._began
         if self._gate is None or self._gate.may_begin(device.name, elapsed, float(self._work.size)):
             return True
-        # It is refused for the rest of the window, which only gets shorter.
+        # Refused for the rest of the window, which only gets shorter.
         self._remove(device.name)
         return False
 
@@ -197,11 +197,11 @@ class GenerationPhase(PhaseUnderWay, Phase):
     def workers(self, version: WeightsVersion) -> list[Device]:
         """See `GeneratingFleet`; the same list until a device comes or goes."""
         if self._listed is None:
-            self._listed = list(self._there.values())
+            self._listed = list(self._ready_devices.values())
         return self._listed
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """Return a call that ends when a device has come."""
+        """Return a call that ends when a device arrives."""
         if self._newcomer is None:
             self._newcomer = Future()
         return [self._newcomer]
@@ -238,14 +238,14 @@ class GenerationPhase(PhaseUnderWay, Phase):
     # What happens to devices.
 
     def undisturbed(self, device: Device, chunk: int, left: int) -> int:
-        """Return the denoising steps of a device's next call: of all chunks that end before any disturbance.
+        """Return the denoising steps of a device's next call: all chunks that end before any disturbance.
 
-        So a lost lease continues from the same commit as if each chunk were a call.
+        A lost lease thus continues from the same commit as if each chunk were a call.
 
         Args:
             device: device, or group, that has a lease.
             chunk: steps of a chunk.
-            left: steps left of the lease.
+            left: steps left in the lease.
         """
         worker, work = simulated(device).worker, self._work
         if work.window is not None and self._feed is not None and self._feed.left_s is not None:
@@ -268,20 +268,20 @@ class GenerationPhase(PhaseUnderWay, Phase):
         self._forget(device)
 
     def _forget(self, device: SimulatedDevice) -> None:
-        """Account for a device that begins nothing any more."""
+        """Account for a device that begins nothing more."""
         if self._pushed is not None:
             self._pushed.on_notice(device.name)
             self._ended.put(None)
         self._ask_trainers_again()
 
     def halt(self, device: SimulatedDevice) -> None:
-        """Halt a device, which keeps its lease until the run knows that it is lost."""
+        """Halt a device, which keeps its lease until the run knows of its loss."""
         for call in device.worker.calls:
             if call.end.at > self._loop.now:
                 call.end.cancel()
         if device.coming is not None:
             device.coming = device.known_gone
-        elif not device.worker.calls:  # no call fails that would tell
+        elif not device.worker.calls:  # no call will fail and reveal the loss
             self._remove(device.name)
             self._forget(device)
 
@@ -290,13 +290,13 @@ class GenerationPhase(PhaseUnderWay, Phase):
         return device.coming is not None or bool(device.worker.calls)
 
     def _learn(self, worker: VirtualWorker) -> None:
-        """Let calls fail whose device was lost while it had none."""
+        """Fail calls to devices that were lost while they had none."""
         for device in worker.members:
             if device.known_gone is not None and device.known_gone <= self._loop.now:
                 self._loop.at(self._loop.now, partial(self._fleet.learn, device))
 
     def fail_calls(self, device: SimulatedDevice) -> None:
-        """Let the calls of a lost device fail."""
+        """Fail a lost device's calls."""
         self._remove(device.name)
         if device.coming is not None:
             device.coming = None
@@ -310,11 +310,11 @@ class GenerationPhase(PhaseUnderWay, Phase):
 
     def _remove(self, name: str) -> None:
         """Give a device nothing more in this phase."""
-        if self._there.pop(name, None) is not None:
+        if self._ready_devices.pop(name, None) is not None:
             self._listed = None
 
     def take_in(self, device: SimulatedDevice) -> None:
-        """Let a device that has loaded its model take the phase's weights and pull."""
+        """Let a device with a loaded model take the phase's weights and pull."""
         if not device.serves or self._is_away(device):
             return
         now, behind = self._loop.now, device.holds != self._work.version
@@ -326,7 +326,7 @@ class GenerationPhase(PhaseUnderWay, Phase):
         self._await(device, max(ready, self._loaded_by))
 
     def _await(self, device: SimulatedDevice, at: int) -> None:
-        """Wait for a device, which will hold the weights then; all of one tick come together."""
+        """Wait for a device that holds the weights at a tick; devices of one tick come together."""
         device.coming = at
         if at not in self._due:
             self._due[at] = []
@@ -337,16 +337,16 @@ class GenerationPhase(PhaseUnderWay, Phase):
         self._ready([one for one in self._due.pop(at) if one.coming == at and one.known_gone is None])
 
     def _ready(self, devices: Sequence[SimulatedDevice]) -> None:
-        """Let devices that hold the weights and are free pull."""
+        """Let free devices that hold the weights pull."""
         for device in devices:
             device.coming = None
             device.holds = self._work.version
             device.worker.phase = self
-            self._there[device.name] = device.device
+            self._ready_devices[device.name] = device.device
         self._changed()
 
     def _changed(self) -> None:
-        """Let the dispatcher ask for the devices again."""
+        """Make the dispatcher ask for the devices again."""
         self._listed, came, self._newcomer = None, self._newcomer, None
         if came is not None:
             came.set_result(None)
@@ -359,7 +359,7 @@ class GenerationPhase(PhaseUnderWay, Phase):
 
     @property
     def _others_go_on(self) -> bool:
-        """True if a device that does not train is left."""
+        """True if there is still a device that does not train."""
         return any(device.serves and not device.trains for device in self._fleet)
 
     def _let_trainers_join(self) -> None:
@@ -370,14 +370,14 @@ class GenerationPhase(PhaseUnderWay, Phase):
                 self.take_in(device)
 
     def _let_trainers_leave(self) -> None:
-        """Stop the trainers, each at the end of its denoising step, if other devices can go on."""
+        """Stop the trainers, each at the end of its denoising step, if other devices can continue."""
         self._away = self._others_go_on
         for device in self._fleet.trainers if self._away else ():
             self._stop(device.worker)
             device.device.retiring = True
 
     def _goes_on(self) -> bool:
-        """Return True if the trainers should roll out one more batch each; decided once a look."""
+        """Return True if each trainer should roll out one more batch; decided once per look."""
         work, now = self._work, self._loop.now
         if work.window is None or self._feed is None:
             return True
@@ -392,13 +392,13 @@ class GenerationPhase(PhaseUnderWay, Phase):
         return self._trainers_go_on
 
     def _ask_trainers_again(self) -> None:
-        """Let trainers roll out again if no other device can go on, or the live window says so."""
+        """Let trainers roll out again if no other device can continue, or the live window says so."""
         if self._feed is not None:
             self._away = self._away and self._others_go_on
             self._ended.put(None)
 
     def _end(self) -> None:
-        """Drop what devices still work on; they stay busy until the end of their chunk."""
+        """Drop devices' unfinished work; they stay busy until the end of their chunk."""
         self._fleet.phase = None
         for event in self._events:
             event.cancel()

@@ -1,12 +1,12 @@
-"""A generation phase whose samples are shared by groups of devices, under the virtual clock. Pure.
+"""A generation phase under the virtual clock in which groups of devices share samples. Pure.
 
-The groups are those of live runs (`gpu_runtime/groups/`); only their members are virtual. They meet once all
-of them are free, and a lost one breaks its group when the run knows of the loss.
+The groups are those of live runs (`gpu_runtime/groups/`); only their members are virtual. Members meet once
+all are free, and a lost one breaks its group when the run knows of the loss.
 
-No live run has static groups, the baseline for elastic ones. If such a group loses a member, the
-processes of the others restart: they load the model and take the weights before they form another group with
-devices that are in none by then. Groups persist between phases; at the beginning of a phase, the processes of
-a group that should change restart, too.
+Static groups, the baseline for elastic ones, exist in no live run. If one loses a member, the other members'
+processes restart: they load the model and the weights before they form another group with devices that are
+then in none. Groups persist between phases; at the beginning of a phase, the processes of a group that should
+change restart, too.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from storage.record.records import DeviceState
 
 
 class GroupedPhase(GenerationPhase):
-    """Devices take the phase's weights and form groups that pull batches; it is where they meet, too."""
+    """A phase whose devices form groups that pull batches; it is also where they meet."""
 
     def __init__(self, setup: PhaseSetup) -> None:
         super().__init__(setup)
         self._places: dict[str, VirtualGroup] = {}  # by prefix
-        self._unmet: dict[str, VirtualGroup] = {}  # those that have not met, by prefix
+        self._unmet: dict[str, VirtualGroup] = {}  # not met yet, by prefix
         grouping, work = setup.grouping, setup.work
         self._restarts = grouping.static
         self._loading: set[str] = set()  # members that restart to form a static group
@@ -72,10 +72,10 @@ class GroupedPhase(GenerationPhase):
         return True
 
     def undisturbed(self, device: Device, chunk: int, left: int) -> int:
-        """Return one chunk: groups are timed by each, and change between two."""
+        """Return one chunk: groups are timed by chunk, and change between chunks."""
         return chunk
 
-    # Members that meet, and leave.
+    # Members that meet and leave.
 
     def ask(self, worker: VirtualWorker, method: str, args: Sequence[Any]) -> Future[Any]:
         """Start a call of a group."""
@@ -87,7 +87,7 @@ class GroupedPhase(GenerationPhase):
         return worker.joined
 
     def _meet(self, group: VirtualGroup) -> None:
-        """Let the members of a group meet if all are free."""
+        """Let a group's members meet if all are free."""
         if group.meeting is not None or any(
             one.worker is not group and one.worker.calls for one in group.members
         ):
@@ -125,7 +125,7 @@ class GroupedPhase(GenerationPhase):
         group.joined.set_result(None)
 
     def _meet_all(self) -> None:
-        """Let groups meet whose members are free now."""
+        """Let groups meet if their members are free now."""
         for group in list(self._unmet.values()):
             self._meet(group)
 
@@ -150,7 +150,7 @@ class GroupedPhase(GenerationPhase):
         self._meet_all()
 
     def _restart(self, group: VirtualGroup) -> None:
-        """Restart the processes of a former group once it has answered, where groups are static."""
+        """Restart the processes of a former static group once it has answered."""
         for device in group.members if self._restarts and not group.calls else ():
             if device.worker is group and device.serves:
                 self._remove(device.name)
@@ -202,7 +202,7 @@ class GroupedPhase(GenerationPhase):
         return device.coming is not None or bool(self._groups_of(device))
 
     def fail_calls(self, device: SimulatedDevice) -> None:
-        """Let the calls of its groups fail."""
+        """Fail the calls of a device's groups."""
         groups, error = self._groups_of(device), WorkerLostError(f"{device.name} is gone")
         self._grouping.gone(device)
         for group in {*groups, *self._unmet.values()}:  # its call may have failed with another member
@@ -222,7 +222,7 @@ class _StaticFleet(GroupedFleet):
         self._grouping = grouping
 
     def _best_layout(self, places: Mapping[str, str], standing: Sequence[Group]) -> Layout:
-        """Return the groups that stand, and others of devices that are in none."""
+        """Return the standing groups, and new ones of devices that are in none."""
         if self._planned is None:
             return plan_layout(places, self._step_s, self._grouping.started(places))
         stay = [group for group in standing if group.intact(places)]

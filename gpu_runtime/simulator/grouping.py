@@ -1,4 +1,4 @@
-"""How many devices of a simulated run share a sample, and how long their groups take to form. Pure."""
+"""The number of devices that share a sample in a simulated run, and the time to form their groups. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.errors import ConfigurationError
 
 
 class Grouping:
-    """The grouping of devices over a whole run, with its registry of groups and its measured times.
+    """A run's grouping of devices, with its registry of groups and its measured times.
 
     Args:
         by_kind: degree of each kind of request, as in the settings; `AUTO` lets measured times choose.
@@ -34,7 +34,7 @@ class Grouping:
         self._times = times
         self.by_kind = dict.fromkeys(by_kind, by_kind["rollout"]) if static else dict(by_kind)
         """Degree of each kind of request."""
-        self._together: dict[str, tuple[str, ...]] = {}  # where groups are static: each device's group
+        self._group_of: dict[str, tuple[str, ...]] = {}  # by device, if groups are static
         if static and AUTO in self.by_kind.values():
             raise ConfigurationError(
                 "static groups have a fixed degree, but sequence_parallel.rollout is auto; set it to a number"
@@ -43,13 +43,13 @@ class Grouping:
             is_done = kind != RequestKind.EXPLORE or plan.strategy.drafts
             if is_done and degree not in (AUTO, *times.degrees):
                 raise ConfigurationError(
-                    f"sequence_parallel.{kind} is {degree}, but a step's time is known of degrees "
-                    f"{', '.join(map(str, times.degrees))} only"
+                    f"sequence_parallel.{kind} is {degree}, but step times are known only for degrees "
+                    f"{', '.join(map(str, times.degrees))}"
                 )
-
         if any(map(self.shares, RequestKind)) and (alone := plan.done_alone):
             raise ConfigurationError(
-                f"{alone} is simulated for devices that work alone; set all degrees of sequence_parallel to 1"
+                f"{alone} is simulated only for devices that work alone; set all degrees of "
+                "sequence_parallel to 1"
             )
 
     def shares(self, kind: RequestKind) -> bool:
@@ -57,8 +57,8 @@ class Grouping:
         return self.by_kind[kind] != 1
 
     def started(self, devices: Mapping[str, str]) -> list[Group]:
-        """Return the groups in which devices' processes started, where groups are static."""
-        begun = dict.fromkeys(names for name, names in self._together.items() if name in devices)
+        """Return the static groups in which devices' processes started."""
+        begun = dict.fromkeys(names for name, names in self._group_of.items() if name in devices)
         return [Group(devices[next(n for n in names if n in devices)], names) for names in begun]
 
     def forming(self, members: Sequence[SimulatedDevice]) -> tuple[int, int]:
@@ -68,29 +68,29 @@ class Grouping:
         regroup = max(each.regroup for each in times) if len(names) > 1 else 0
         if not self.static:
             return 0, regroup
-        began = [self._together.get(name) for name in names]
+        began = [self._group_of.get(name) for name in names]
         if all(other == names for other in began):
             return 0, 0
         return max(each.start + each.weights for each in times) if any(began) else 0, regroup
 
     def formed(self, members: Sequence[SimulatedDevice]) -> None:
-        """Record that devices have formed a group, which matters where groups are static."""
+        """Record that devices have formed a group, which matters only if groups are static."""
         names = tuple(device.name for device in members)
         if self.static:
-            self._together |= dict.fromkeys(names, names)
+            self._group_of |= dict.fromkeys(names, names)
 
     def gone(self, device: SimulatedDevice) -> None:
         """Forget the group of a device that is lost or restarts."""
-        self._together.pop(device.name, None)
+        self._group_of.pop(device.name, None)
 
     def memory(self, kind: RequestKind) -> Hashable:
         """Return the state left by earlier phases that a phase depends on."""
         if self.static:
-            return tuple(sorted(self._together.items()))
+            return tuple(sorted(self._group_of.items()))
         return self.step_times.state() if self.by_kind[kind] == AUTO else ()
 
     def key(self, kind: RequestKind, devices: Sequence[SimulatedDevice]) -> Hashable:
-        """Return all that a phase depends on of its devices' names, instances and past groups."""
+        """Return everything that a phase depends on in its devices' names, instances and past groups."""
         if not self.shares(kind):
             return ()
         order = sorted(range(len(devices)), key=lambda number: devices[number].name)

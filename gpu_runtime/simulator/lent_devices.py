@@ -1,9 +1,9 @@
 """Devices that a serving fleet lends and calls back in a simulated run, by its load over the day. Pure.
 
 The simulated lender decides as ROSE does: it lends devices while their requests can wait for a step, that is,
-while the deadline of a request, less its own predicted time, leaves more than the time of a step. Under
-pressure it halves the devices lent and freezes that number until the next training step. A live lender of the
-provider `lending` decides itself.
+while a request's deadline, less its predicted time, leaves more than a step's time. Under pressure it halves
+the devices lent and freezes that number until the next training step. With the provider `lending`, the live
+lender itself decides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ServingLoad:
     noise: float = 0.05
 
     def free(self, devices: int, chance: random.Random) -> Callable[[float], int]:
-        """Return the number of free devices as a function of time, from a random hour of the day on."""
+        """Return the number of free devices as a function of time, starting at a random hour of the day."""
         began_s = chance.uniform(0.0, _DAY_S)
 
         def free_at(at_s: float) -> int:
@@ -59,13 +59,13 @@ ASSUMED_LOAD = ServingLoad()
 class LentDevices:
     """Arrivals and recalls of lent devices, with the interface of a trace's `Replay`.
 
-    A recalled device gets a notice, ends its denoising step, and leaves when the slack is over.
+    A recalled device gets a notice, completes its denoising step, and leaves when the slack is over.
 
     Args:
         devices: largest number that a run takes.
         slack_s: seconds that a serving request can wait.
-        step_s: seconds of a denoising step, after which a device that was called back is free.
-        free: returns the devices that no serving request needs at a time in seconds; times never decrease.
+        step_s: seconds of a denoising step, after which a recalled device is free.
+        free: returns the number of devices that serving does not need at a time; times never decrease.
     """
 
     def __init__(self, devices: int, slack_s: float, step_s: float, free: Callable[[float], int]) -> None:
@@ -84,7 +84,7 @@ class LentDevices:
         return min(self._looks_s, self._leaving[0][0]) if self._leaving else self._looks_s
 
     def due(self, now_s: float) -> list[TraceEvent]:
-        """Return the steps due by now that were not returned before, in order."""
+        """Return the new steps due by now, in order."""
         steps: list[TraceEvent] = []
         while (at_s := self.next_s) <= now_s:
             if self._leaving and self._leaving[0][0] == at_s:
@@ -107,5 +107,5 @@ class LentDevices:
         return steps
 
     def on_training(self) -> None:
-        """Allow more devices to be lent again, as the run trains."""
+        """Allow lending more devices again, as the run trains."""
         self._frozen = False

@@ -68,7 +68,7 @@ class Quantity(_Part):
     """The value, in the unit that the quantity's name gives."""
 
     evidence: Evidence = "modelled"
-    """Kind of its origin; `source` has the details."""
+    """Kind of evidence; `source` has the details."""
 
     source: str = ""
     """The run, the document, or the assumption."""
@@ -78,7 +78,7 @@ class Quantity(_Part):
 
     @classmethod
     def counted(cls, low: float, high: float, source: str) -> Self:
-        """Return a counted figure: the geometric mean of its range's ends, both 0 or both above.
+        """Return a counted figure: the geometric mean of its range's ends.
 
         Args:
             low, high: ends of the range, both 0 or both above.
@@ -94,7 +94,7 @@ class Quantity(_Part):
         return self.value / factor, self.value * factor
 
     def drawn(self, chance: random.Random) -> float:
-        """Return a random value of it; always uses one draw, so that later draws do not depend on it."""
+        """Draw a value; always uses one draw, so that later draws do not depend on it."""
         return self.value * math.exp(self.uncertainty * chance.gauss(0.0, 1.0))
 
 
@@ -105,23 +105,23 @@ class StepTime(_Part):
     """Number of samples denoised together."""
 
     degree: int = Field(default=1, ge=1, le=64)
-    """Number of devices that share each of them."""
+    """Number of devices that share each sample."""
 
     seconds: float = Field(gt=0, le=1e6)
     """Seconds of one step of the whole batch."""
 
     evidence: Evidence | None = None
-    """Kind of its origin; None for that of the profile's `step`."""
+    """Kind of evidence; None for that of the profile's `step`."""
 
     source: str = ""
     """The run, the document, or the assumption."""
 
     uncertainty: float = Field(default=0.0, ge=0, le=2)
-    """Like that of a `Quantity`, but of the effect of sharing alone: it adds to that of `step`."""
+    """As in `Quantity`, but only for the effect of sharing, in addition to that of `step`."""
 
     @model_serializer(mode="wrap")
-    def _without_what_step_says(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return JSON values, without evidence where that of the profile's `step` applies."""
+    def _without_inherited_evidence(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return JSON values, without evidence if that of the profile's `step` applies."""
         values = write(self)
         return values if self.evidence is not None else {name: values[name] for name in _OF_EVERY_STEP}
 
@@ -130,7 +130,7 @@ class Profile(_Part):
     """The seconds of each part of a workload on one or two kinds of device."""
 
     name: str = Field(min_length=1, max_length=100)
-    """Name by which users choose it."""
+    """Name that users choose it by."""
 
     summary: str = ""
     """One sentence about the workload."""
@@ -166,7 +166,7 @@ class Profile(_Part):
     """Time for devices to form a group that shares samples."""
 
     evaluation: Quantity = Quantity(value=1.0, source="taken as a rollout's")
-    """Ratio of a denoising step of an evaluation to one of a rollout."""
+    """Ratio of an evaluation's denoising step time to a rollout's."""
 
     driver_s: Quantity = Quantity(value=0.0, source="left out")
     """Time of an iteration outside rollout, reward and training steps: records, publishing the weights."""
@@ -175,25 +175,25 @@ class Profile(_Part):
     """Time from loaded devices to the first phase of a run: its scorers, its tracking."""
 
     loss_s: Quantity = Quantity(value=0.0, source="left out")
-    """Time from the loss of an instance to the failure of a call to its worker."""
+    """Time from an instance's loss until a call to its worker fails."""
 
     spot: Profile | None = None
-    """The same workload on spot devices of another kind. It gives their times of generating, taking weights,
-    starting and regrouping; all other times come from this profile."""
+    """The same workload on spot devices of another kind. It gives their times to generate, take weights,
+    start and regroup; all other times come from this profile."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         known = [(step.batch, step.degree) for step in self.steps]
         if len(set(known)) < len(known):
-            raise ValueError("steps has two times of one batch and degree; keep one")
+            raise ValueError("steps has two times for one batch and degree; keep one")
         if any(step.uncertainty and step.evidence is None for step in self.steps):
-            raise ValueError("a time of steps has an uncertainty but no evidence; give its evidence")
+            raise ValueError("a time in steps has an uncertainty but no evidence; give its evidence")
         if not self.step.value > 0:
-            raise ValueError("step.value is 0, but it multiplies all steps; it is 1 unless it corrects them")
+            raise ValueError("step.value is 0, but it multiplies all steps; use 1 unless it corrects them")
         if self.spot is not None and self.spot.spot is not None:
-            raise ValueError("spot has a profile of spot devices of its own; leave that out")
+            raise ValueError("the profile in spot has another in its own spot; leave that out")
         if not self.degrees:
-            raise ValueError("spot has no time of a degree that steps has one of; give it one")
+            raise ValueError("spot and steps share no degree; give spot a time of a degree in steps")
         return self
 
     @property
@@ -210,7 +210,7 @@ class Profile(_Part):
         """
         if not set(self.degrees) & set(spot.degrees):
             raise ConfigurationError(
-                f"profile {self.name} has degrees {', '.join(map(str, self.degrees))}, and {spot.name}, of "
+                f"profile {self.name} has degrees {', '.join(map(str, self.degrees))}, but {spot.name}, for "
                 f"spot devices, {', '.join(map(str, spot.degrees))}; name two that share one"
             )
         given = {name: getattr(self, name) for name in self.model_fields_set}
@@ -224,9 +224,8 @@ class Profile(_Part):
         """
         for degree in degrees:
             if degree not in self.degrees:
-                shared = "that one device does" if degree == 1 else f"that {degree} devices share"
                 raise ConfigurationError(
-                    f"profile {self.name} has no time of a denoising step {shared}; it has degrees "
+                    f"profile {self.name} has no denoising step time for degree {degree}; it has degrees "
                     f"{', '.join(map(str, self.degrees))}: set sequence_parallel to one of them, or name "
                     "another profile"
                 )
@@ -327,13 +326,13 @@ class Profile(_Part):
         return "counted" if self.is_counted and not self.has_measured_steps(shared) else "modelled"
 
     def runs_in_words(self, shared: bool) -> str:
-        """Return what the figures of simulated runs rest on, to end a sentence about them."""
+        """Return the basis of simulated runs' figures, to end a sentence about them."""
         if self.has_measured_steps(shared):
             return "simulated from measured steps"
         return f"{self.evidence_of_runs(shared)} and not measured"
 
     def counted_ranges(self, batch: int) -> dict[str, dict[str, float]]:
-        """Return the counted figures by name, with their ranges' ends in seconds; `step_s` of a batch."""
+        """Return counted figures by name, with their ranges' ends in seconds; `step_s` is for the batch."""
         found = {}
         for name in self.evidence.get("counted", ()):
             if (quantity := self.quantities.get(name)) is None:
@@ -357,8 +356,8 @@ class WorkloadTimes:
 
     Attributes:
         step: time of a denoising step of a batch.
-        score: time of one image, by all scorers together.
-        train_sample: one sample's share of training, by all trainers together.
+        score: time per image, with all scorers at work.
+        train_sample: one sample's share of training, with all trainers at work.
         weights: time for a device to take new weights.
         start: time from an instance's arrival to a loaded worker.
         regroup: time to form a group.
@@ -367,8 +366,8 @@ class WorkloadTimes:
         loss: time from a loss until the run can know of it.
         evaluation_step: time of a denoising step of an evaluation's batch; 0 for `step`.
         shared: time of a denoising step by degree, including 1 if known; empty if only `step` is known.
-        shared_evaluation: `shared` of an evaluation's batch.
-        spot: times of spot devices, where they are of another kind.
+        shared_evaluation: `shared` for an evaluation's batch.
+        spot: times of spot devices, if they are of another kind.
     """
 
     step: int
@@ -403,7 +402,7 @@ class WorkloadTimes:
 
 
 def read_profile(path: Path) -> Profile:
-    """Return the profile of a JSON file.
+    """Read a profile from a JSON file.
 
     Raises:
         ConfigurationError: the file is missing or not JSON, or a figure is missing or out of range.

@@ -1,7 +1,7 @@
 """Dispatch by shares dealt in advance, the baseline for pulling. Pure.
 
 Leases, commits and deliveries are those of the pull scheduler. Only the assignment differs: every worker has
-its share from the beginning, and never takes from another's.
+its share from the beginning, and never takes from another worker's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Shares(WaitingRequests[int]):
         return taken
 
     def first(self, version: Hashable, kind: RequestKind) -> Progress[int] | None:
-        """Return some batch that waits; the worker that asks may have none."""
+        """Return any waiting batch; the asking worker may have none."""
         shares = (*self.of.values(), self._pool)
         return next((found for share in shares if (found := share.first(version, kind))), None)
 
@@ -54,7 +54,7 @@ class _Shares(WaitingRequests[int]):
             self.of[worker].add(batch[0])
 
     def deal_again(self, worker: str) -> None:
-        """Deal the share of a worker that is gone over those left."""
+        """Deal a departed worker's share to the remaining workers."""
         share = self.of.pop(worker, None)
         while share is not None and (left := share.take(*self._all, 1)):
             del self._owner[left[0]]
@@ -66,13 +66,13 @@ class _Shares(WaitingRequests[int]):
 
 
 class PushDispatch(PullScheduler[int]):
-    """Deals a phase's batches round-robin to the workers present at first.
+    """Deals a phase's batches round-robin to the workers present at its start.
 
-    When a worker is lost or gets a notice, its share is dealt over the remaining ones, from its commits. A
+    When a worker is lost or gets a notice, its share is dealt to the remaining ones, from its commits. A
     worker that comes later has nothing until then, unless it is alone.
 
     Args:
-        workers: the workers present at first.
+        workers: the workers present at the start.
         version: the policy version of all batches.
         kind: the kind of all batches.
     """
@@ -97,17 +97,17 @@ class PushDispatch(PullScheduler[int]):
         return super().pull(worker, holds, room, kind)
 
     def on_worker_lost(self, worker: str, reached: Mapping[int, int] | None = None) -> tuple[int, ...]:
-        """See `PullScheduler.on_worker_lost`; the worker's batches are dealt over those left."""
+        """See `PullScheduler.on_worker_lost`; the worker's batches are dealt to the remaining workers."""
         back = super().on_worker_lost(worker, reached)
         self._shares.deal_again(worker)
         return back
 
     def on_notice(self, worker: str) -> None:
-        """Deal the share of a worker that begins nothing any more over those left."""
+        """Deal the share of a worker under notice to the remaining workers."""
         self._shares.deal_again(worker)
 
     def hand_back(self, lease: Lease[int]) -> tuple[int, ...]:
-        """See `PullScheduler.hand_back`; batches of a worker under notice are dealt over those left."""
+        """See `PullScheduler.hand_back`; batches of a worker under notice are dealt to the others."""
         back = super().hand_back(lease)
         self._shares.deal()
         return back

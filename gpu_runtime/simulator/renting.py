@@ -1,4 +1,4 @@
-"""The number of spot devices that a simulated run rents, by past iterations, as in a live run. Pure."""
+"""The number of spot devices that a simulated run rents, from past iterations as in a live run. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> int:
     """Return the spot devices wanted by AstraFlow's rule: more if training waits and the run costs no more.
 
-    Where training hardly waits, the rule asks for min(G, ⌈1.1·G·consumed/entered⌉). An iteration trains on
-    all that it rolls out, so this is G: no device is given back. No live run rents by this rule.
+    If training hardly waits, the rule asks for min(G, ⌈1.1·G·consumed/entered⌉). An iteration trains on
+    everything that it rolls out, so this is G: no device is given back. No live run rents by this rule.
 
     Args:
-        forecast: forecast of the next iteration; None before times have been measured: `held` then stays.
+        forecast: forecast of the next iteration; None, which keeps `held`, before times are measured.
     """
     if forecast is None:
         return held

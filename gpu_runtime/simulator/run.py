@@ -1,7 +1,7 @@
 """A whole run under the virtual clock: explore beside training, roll out, reward, train, evaluate. Pure.
 
-The order of the phases is that of `flows/post_train.py`. A phase depends on the devices that it begins with,
-not on the time: one that no event of the trace disturbs is simulated once, and then repeated.
+Phases are in the order of `flows/post_train.py`. A phase depends on the devices that it begins with, not on
+the time: one that no trace event disturbs is simulated once, and then repeated.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from storage.record.records import DeviceState, Market
 
 
 @dataclass(frozen=True)
-class _Calm:
+class _UndisturbedPhase:
     """A phase that no event disturbed; ticks count from its beginning.
 
     Attributes:
         length: its length in ticks.
         entered: number of a device in the fleet, the state it entered, and when.
-        after: when each device is free, whether it holds the phase's weights, and its time of a step.
+        after: when each device is free, whether it holds the phase's weights, and its step time.
     """
 
     length: int
@@ -80,11 +80,11 @@ class Simulation:
         self._scheduler: PullScheduler[int] = PullScheduler()
         self._forecast = WindowForecast()
         self._seeds: SeedPlan | None = None  # chosen ahead for the next iteration
-        self._window_closes = 0  # tick at which the training under way ends
+        self._window_closes = 0  # tick at which the current training ends
         self._next_batch = 0
         self._repeats = repeats
         self._keeps_intervals = keeps_intervals
-        self._calm: dict[Hashable, _Calm] = {}
+        self._undisturbed: dict[Hashable, _UndisturbedPhase] = {}
         self._grouping = Grouping(config.sequence_parallel.by_kind, times, plan)
         markets: tuple[Market, ...] = ("reserved", "spot")
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
@@ -151,7 +151,7 @@ class Simulation:
         for number in range(runs):
             self._roll_out_beside_training(self._rollout(WeightsVersion(runs * iteration + number)))
         if not more or self._config.evaluates_after(iteration + 1):
-            # The training that is due, without a rollout beside it.
+            # Train what is due, without a rollout beside it.
             self._book_trainers("train")
             with self._timed("train"):
                 self._pass(self._untrained)
@@ -197,7 +197,7 @@ class Simulation:
         trainers = fleet.trainers
         self._feed.expect(work)
         if train_s:
-            # Beyond so many, RLBoost's `N_prem`, each one waits for the trainers, even without a window.
+            # Devices beyond this number, RLBoost's `N_prem`, wait for the trainers even without a window.
             useful = math.floor(rollout_s / train_s)
             plan = self._plan.fleet
             fleet.want(min(plan.spot, max(1, useful - (plan.reserved - plan.trainers))))
@@ -217,7 +217,7 @@ class Simulation:
         spans = [(began + since, began + until) for since, until in outcome.trained]
         for device in self._fleet.trainers:
             for since, until in spans:
-                if until >= self._loop.now:  # others are booked
+                if until >= self._loop.now:  # earlier ones are booked
                     self._fleet.enter(device, "train", since)
                     self._fleet.enter(device, "idle", until)
         return spans
@@ -267,7 +267,7 @@ class Simulation:
             self._account(iteration, "evaluation")
 
     def _pass(self, length: int) -> None:
-        """Let so many ticks pass without generating."""
+        """Let this many ticks pass without generating."""
         self._loop.run_until(lambda: False, self._loop.now + length)
 
     def plain(self, iteration: int) -> SeedPlan:
@@ -279,7 +279,7 @@ class Simulation:
         return Ahead(lambda: self._draft_in_window(iteration))
 
     def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
-        """See `Drafting`; the judging of these drafts ends before the rollout."""
+        """See `Drafting`; these drafts are judged before the rollout."""
         drafts = min(self._plan.drafts or self._candidates, self._candidates)
         if as_in_window:
             drafts = self._budget()
@@ -290,7 +290,7 @@ class Simulation:
         return SeedPlan(iteration, {})
 
     def _draft_in_window(self, iteration: int) -> SeedPlan:
-        """Draft beside the training under way, with the weights from before it; to its end or longer."""
+        """Draft beside the current training, with the weights from before it, until it ends or longer."""
         version, closes = WeightsVersion(iteration - 2), self._window_closes
         began, stops = self._loop.now, self._config.exploration.stop_with_training
         self._fleet.take_in()
@@ -330,27 +330,27 @@ class Simulation:
         """Simulate a phase, or repeat a known one if nothing can disturb it.
 
         Args:
-            feed: expects the groups of this rollout already; None if nothing is trained on beside it.
+            feed: feed that already expects this rollout's groups; None if nothing is trained on beside it.
         """
         self._fleet.take_in()
         loop, devices = self._loop, list(self._fleet)
         began, changes = loop.now, self._fleet.changes
         key = self._key(work, gate, feed)
-        calm = self._calm.get(key) if self._repeats else None
+        known = self._undisturbed.get(key) if self._repeats else None
         next_at = loop.next_at
-        if calm is not None and (next_at is None or next_at > began + calm.length):
-            for number, state, after in calm.entered:
+        if known is not None and (next_at is None or next_at > began + known.length):
+            for number, state, after in known.entered:
                 self._fleet.timeline.enter(devices[number].name, state, began + after)
-            self._pass(calm.length)
-            for device, (free_after, holds, step_s) in zip(devices, calm.after, strict=True):
+            self._pass(known.length)
+            for device, (free_after, holds, step_s) in zip(devices, known.after, strict=True):
                 device.free_at = began + free_after
                 device.holds = work.version if holds else device.holds
                 device.device.step_s = step_s
-            return self._count(calm.outcome)
+            return self._count(known.outcome)
         scheduler = self._scheduler
         if self._plan.pushes:
-            there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
-            scheduler = PushDispatch(there, work.version, work.kind)
+            present = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
+            scheduler = PushDispatch(present, work.version, work.kind)
         memory = self._grouping.memory(work.kind)
         setup = PhaseSetup(
             loop, self._fleet, self._times, self._grouping, work, self._config.runtime, scheduler, gate, feed,
@@ -363,10 +363,10 @@ class Simulation:
         outcome.returned = scheduler.counters.returned - returned
         # The measured times of earlier phases must be unchanged, too.
         if changes == self._fleet.changes and memory == self._grouping.memory(work.kind):
-            places = {device: number for number, device in enumerate(devices)}
-            self._calm[key] = _Calm(
+            numbers = {device: number for number, device in enumerate(devices)}
+            self._undisturbed[key] = _UndisturbedPhase(
                 loop.now - began,
-                tuple((places[device], state, at - began) for device, state, at in phase.entered),
+                tuple((numbers[device], state, at - began) for device, state, at in phase.entered),
                 tuple(
                     (max(0, device.free_at - began), device.holds == work.version, device.device.step_s)
                     for device in devices
@@ -376,7 +376,7 @@ class Simulation:
         return self._count(outcome)
 
     def _key(self, work: PhaseWork, gate: DraftGate | None, feed: SimulatedFeed | None) -> Hashable:
-        """Return all that a phase depends on as long as no event disturbs it."""
+        """Return everything that a phase depends on while no event disturbs it."""
         now = self._loop.now
         moments = (work.deadline, work.trainers_join, work.trainers_leave)
         turns = tuple(None if at is None else at - now for at in moments)
@@ -399,7 +399,7 @@ class Simulation:
         return outcome
 
     def _account(self, iteration: int, phase: LedgerPhase) -> None:
-        """Add the states and the paid time of the devices since the last account."""
+        """Add the devices' states and paid time since the last account."""
         run, now = self._run, self._loop.now
         intervals = [self._plan.fleet.priced(interval) for interval in self._fleet.timeline.take(now)]
         for interval in intervals:

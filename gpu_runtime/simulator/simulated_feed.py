@@ -21,7 +21,7 @@ class SimulatedFeed(GroupFeed[int]):
 
     Args:
         length: ticks of training on a group.
-        in_order: False to give all groups in the order in which they are judged, whatever `algorithm` says.
+        in_order: False to feed all groups in the order they are judged, whatever `algorithm` says.
 
     Attributes:
         enter: function that records a device's state from now on.
@@ -57,7 +57,7 @@ class SimulatedFeed(GroupFeed[int]):
         self._judged_at, self._begun = {}, []
 
     def note(self, batch: int, at: int) -> None:
-        """Note at which tick a batch that has arrived is judged, by its number in the rollout."""
+        """Record the tick at which a batch is judged, by its number in the rollout."""
         self._judged_at[batch] = at
 
     def on_trained(self, seconds: float) -> None:
@@ -68,7 +68,7 @@ class SimulatedFeed(GroupFeed[int]):
         """End with the rollout, and return the intervals of training on all its groups.
 
         Args:
-            free: tick from which trainers roll out no more.
+            free: tick from which trainers no longer roll out.
         """
         for event in (self._ends, *self._wakes.values()):
             event.cancel()
@@ -102,7 +102,7 @@ class SimulatedFeed(GroupFeed[int]):
 
     def _is_judged(self, sample: int) -> bool:
         at = self._judged_at.get(sample)
-        # The trainers are asked again at the first moment that they wait for.
+        # Ask the trainers again when the batch that they wait for is judged.
         if at is not None and at > self._loop.now and at not in self._wakes:
             self._wakes[at] = self._loop.at(at, self._wake)
         return at is not None and at <= self._loop.now

@@ -1,4 +1,4 @@
-"""The plan of a simulated run, and its outcome. Pure."""
+"""A simulated run's plan and outcome. Pure."""
 
 from __future__ import annotations
 
@@ -44,43 +44,43 @@ class SimulatedPlan:
 
     @property
     def only_simulated(self) -> str | None:
-        """The part of it that no live run supports, in words; None where a live run can follow it."""
-        return self._way_alone or ("groups of devices that restart cold" if self.static_groups else None)
+        """Description of the part that no live run supports; None if a live run can follow it."""
+        return self._unsupported or ("groups of devices that restart cold" if self.static_groups else None)
 
     @property
     def done_alone(self) -> str | None:
-        """The part of it that needs devices that work alone, in words; None where they may share samples."""
-        return self._way_alone or ("renting what times and prices say" if self.fleet.decided else None)
+        """Description of the part that needs devices to work alone; None if they may share samples."""
+        return self._unsupported or ("renting by times and prices" if self.fleet.decided else None)
 
     @property
     def of_one_kind(self) -> str | None:
-        """The part of it that needs devices of one kind, in words; None where there may be more."""
+        """Description of the part that needs devices of one kind; None if there may be several kinds."""
         if self.seeds:
             return "a window in which trainers roll out"
         return "deciding how many spot devices are rented" if self.fleet.decided else None
 
     @property
-    def _way_alone(self) -> str | None:
-        """The first part that no live run supports and that needs devices that work alone; None without."""
-        ways = {
+    def _unsupported(self) -> str | None:
+        """Description of the first simulated-only part that needs devices to work alone; None if none."""
+        parts = {
             "a window in which trainers roll out": self.seeds,
             "dealing batches beforehand": self.pushes,
             "sharing devices between two runs": self.runs > 1,
-            "lending by an assumed load of a serving fleet": self.lends,
+            "lending by a serving fleet's assumed load": self.lends,
             "AstraFlow's rule for the number of devices": self.fleet.decided == "astraflow",
         }
-        return next((way for way, taken in ways.items() if taken), None)
+        return next((part for part, used in parts.items() if used), None)
 
 
 @dataclass(frozen=True)
 class CostLine:
     """Dollars as a linear function of the price of a spot device.
 
-    A policy's behavior does not depend on prices, except where it decides how much to rent: then its cost is
-    no line.
+    A policy's behaviour does not depend on prices unless it decides how much to rent; its cost is then not
+    linear.
 
     Attributes:
-        reserved_usd: dollars at the price 0.
+        reserved_usd: dollars at price 0.
         spot_hours: spot device-hours.
     """
 
@@ -92,7 +92,7 @@ class CostLine:
         return self.reserved_usd + self.spot_hours * spot_usd_per_hour
 
     def times(self, iterations: float) -> CostLine:
-        """Return the line of so many iterations, given that this is the line of one."""
+        """Return the line for this many iterations, given the line for one."""
         return CostLine(self.reserved_usd * iterations, self.spot_hours * iterations)
 
 
@@ -106,11 +106,11 @@ class SimulatedRun:
         iterations: ticks of each iteration, without evaluations.
         spent: ticks by market and state, over all devices.
         paid: ticks by market, metered separately from the states.
-        usd_per_hour: price of a device by market; the mean over its paid time, where it changes.
+        usd_per_hour: price of a device by market; the mean over its paid time if it changes.
         drafts: drafts made and judged in time.
         more_per_sample: images made beyond the settings' samples (drafts, or a larger batch), per sample.
         redone: denoising steps of batches that were lost.
-        redone_time: ticks that devices need to redo them.
+        redone_time: device ticks needed to redo them.
         returned: batches that returned to the queue.
         joined, notices, losses: numbers of spot devices that joined, got a notice, or were lost.
         events: number of events on the clock.
@@ -118,7 +118,7 @@ class SimulatedRun:
         device_events: events of spot devices, in ticks.
         ends: number, kind and last tick of each iteration and of each evaluation.
         wanted: spot devices wanted in each iteration; empty without a decision rule.
-        runs: number of equal runs that shared the devices; all but the bill covers all of them.
+        runs: number of equal runs that shared the devices; all figures but the bill cover all of them.
     """
 
     usd_per_hour: dict[Market, float]
@@ -172,7 +172,7 @@ class SimulatedRun:
         return {market: paid / 3600 / TICKS_PER_S / self.runs for market, paid in self.paid.items()}
 
     def share(self, state: DeviceState, market: Market | None = None) -> float:
-        """Return the share of paid time that a market's devices, or all, spent in a state; 0 without any."""
+        """Return the share of paid time that a market's devices, or all, spent in a state; 0 if none."""
         of = {key: value for key, value in self.spent.items() if market in (None, key[0])}
         whole = sum(of.values())
         return sum(value for key, value in of.items() if key[1] == state) / whole if whole else 0.0
@@ -181,7 +181,7 @@ class SimulatedRun:
     def redone_share(self) -> float:
         """Upper bound on the share of the paid time that went into lost steps.
 
-        As in the ledger of a live run, it is part of the device's states, not a separate state.
+        As in a live run's ledger, it is part of the devices' states, not a separate state.
         """
         paid = sum(self.paid.values())
         return self.redone_time / paid if paid else 0.0

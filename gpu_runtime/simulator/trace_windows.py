@@ -23,7 +23,7 @@ class SpotMarket:
         shape: shape of drawn traces; capacity and length are set for each run.
         losses: False if drawn instances are never lost.
         notice_s: seconds of notice before an instance is removed.
-        devices: devices of an instance, which come and go together.
+        devices: devices per instance, which come and go together.
     """
 
     recorded: Trace | None
@@ -33,11 +33,11 @@ class SpotMarket:
     devices: int = 1
 
     def window(self, spot: int, length_s: float, chance: random.Random) -> Trace:
-        """Return a trace of at most `spot` devices at once for a run of so many seconds.
+        """Return a trace of at most `spot` devices at once for a run of `length_s` seconds.
 
         Args:
-            spot: slots for spot devices, a multiple of the devices of an instance.
-            length_s: longest expected time of the run; beyond it, the devices present stay.
+            spot: slots for spot devices, a multiple of the devices per instance.
+            length_s: longest expected time of the run; after it, the devices present stay.
 
         Raises:
             TraceError: the recorded trace is too short, or has no events.
@@ -46,7 +46,7 @@ class SpotMarket:
         if self.recorded is not None:
             part = thinned(self.recorded, instances)
             if not part.events or part.length_s <= 0:
-                raise TraceError("no instance comes in the trace, or it has no length; name another one")
+                raise TraceError("no instance arrives in the trace, or it has no length; name another one")
             trace = repeated(part, chance.uniform(0.0, part.length_s), length_s)
         elif self.losses:
             shape = replace(self.shape, capacity=instances, length_s=length_s)

@@ -1,6 +1,6 @@
 """A virtual clock and the events on it. Pure and exact: time is counted in whole nanoseconds.
 
-Integers add up without rounding. So a device's states sum to its paid time exactly, and a phase is the same,
+Integers add up without rounding, so a device's states sum exactly to its paid time, and a phase is the same,
 only shifted, at any time of a run.
 """
 
@@ -44,7 +44,7 @@ class Event:
 
 
 class EventLoop:
-    """Events in order of time; those at the same tick in the order in which they were scheduled.
+    """Events in order of time; those at one tick run in the order they were scheduled.
 
     Attributes:
         now: ticks since the beginning.
@@ -55,19 +55,19 @@ class EventLoop:
         self.now = 0
         self.done = 0
         self._events: list[tuple[int, int, Event]] = []  # (when, serial, event): a heap
-        self._announced = 0
+        self._serial = 0
 
     def at(self, at: int, act: Callable[[], None]) -> Event:
         """Schedule a function at a time and return its event.
 
         Raises:
-            ValueError: that time is past.
+            ValueError: the time is past.
         """
         if at < self.now:
-            raise ValueError(f"an event at tick {at}, but it is {self.now} already")
-        self._announced += 1
+            raise ValueError(f"an event at tick {at}, but the clock is already at {self.now}")
+        self._serial += 1
         event = Event(at, act)
-        heapq.heappush(self._events, (at, self._announced, event))
+        heapq.heappush(self._events, (at, self._serial, event))
         return event
 
     @property
@@ -78,9 +78,9 @@ class EventLoop:
         return self._events[0][0] if self._events else None
 
     def run_until(self, over: Callable[[], bool], deadline: int | None = None) -> bool:
-        """Run events until `over`, checked first and after each; True if it is, False if none is left.
+        """Run events until `over`, which is checked before each; return False if no event is left.
 
-        Events due at the deadline (ticks) itself still happen; then it returns False.
+        Events due exactly at the deadline (ticks) still happen; then it returns False.
         """
         while not over():
             next_at = self.next_at
@@ -91,13 +91,13 @@ class EventLoop:
             event = heapq.heappop(self._events)[2]
             self.now, act = event.at, event.act
             self.done += 1
-            assert act is not None, "next_at drops what is cancelled"
+            assert act is not None, "next_at drops cancelled events"
             act()
         return True
 
 
 class VirtualCalls:
-    """The calls that have ended, in place of the dispatcher's queue: waiting for the next one lets time pass.
+    """Ended calls, in place of the dispatcher's queue; waiting for the next one lets time pass.
 
     Attributes:
         closed: True once the deadline has passed.
@@ -121,7 +121,7 @@ class VirtualCalls:
 
         Raises:
             Empty: the deadline has passed.
-            SchedulingError: nothing will end any more.
+            SchedulingError: no further call will end.
         """
         if self._loop.run_until(lambda: bool(self._ended), self._deadline):
             return self._ended.popleft()

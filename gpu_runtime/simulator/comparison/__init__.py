@@ -1,1 +1,1 @@
-"""Ways to spend devices and dollars on a run: what they come to in simulated futures, and to a score."""
+"""Comparison of ways to spend devices and dollars on a run, over simulated futures and to a score."""

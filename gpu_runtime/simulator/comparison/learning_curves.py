@@ -17,22 +17,22 @@ from gpu_runtime.simulator.comparison.policies import Arm
 from storage.text import read_json_model
 
 MILESTONES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the baseline's progress that are reported."""
+"""Reported shares of the baseline's progress."""
 
 _LAST = 3
-"""Number of last evaluations whose mean is a curve's end."""
+"""Number of final evaluations whose mean is a curve's end."""
 
 
 def end_of(values: Sequence[float]) -> float:
-    """Return the end of a curve: the mean of its last three evaluations."""
+    """Return a curve's end: the mean of its last three evaluations."""
     return statistics.fmean(values[-_LAST:])
 
 
 def rising_fit(iterations: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return the least-squares rising fit to the evaluations (isotonic regression; Ayer et al., 1955).
 
-    Evaluations that fall are pooled with those before them. A pool is one point, in the middle of its
-    evaluations, so the fit has only the noise of their mean; it begins with the first pool.
+    A value that falls is pooled with the evaluations before it. A pool is one point, at the mean iteration
+    and value of its evaluations, so the fit has only the noise of a mean; it begins with the first pool.
 
     Args:
         iterations: iterations of the evaluations, rising.
@@ -44,29 +44,29 @@ def rising_fit(iterations: Sequence[int], values: Sequence[float]) -> tuple[list
     for iteration, value in zip(iterations, values, strict=True):
         pool = (float(iteration), value, 1)
         while pools and pools[-1][1] > pool[1]:
-            place, mean, count = pools.pop()
+            middle, mean, count = pools.pop()
             both = count + pool[2]
             pool = (
-                (place * count + pool[0] * pool[2]) / both, (mean * count + pool[1] * pool[2]) / both, both,
+                (middle * count + pool[0] * pool[2]) / both, (mean * count + pool[1] * pool[2]) / both, both,
             )  # fmt: skip
         pools.append(pool)
-    return [place for place, _, _ in pools], [mean for _, mean, _ in pools]
+    return [middle for middle, _, _ in pools], [mean for _, mean, _ in pools]
 
 
 def reached_at(iterations: Sequence[int], values: Sequence[float], target: float) -> float | None:
-    """Return the iteration at which a curve's rising fit reaches the target, interpolated; None if never.
+    """Return the interpolated iteration at which a curve's rising fit reaches the target; None if never.
 
     Args:
         iterations: iterations of the evaluations, rising.
         values: scores of the evaluations.
         target: the value to reach.
     """
-    places, means = rising_fit(iterations, values)
+    middles, means = rising_fit(iterations, values)
     first = next((index for index, mean in enumerate(means) if mean >= target), None)
     if not first:
-        return None if first is None else places[0]
+        return None if first is None else middles[0]
     share = (target - means[first - 1]) / (means[first] - means[first - 1])
-    return places[first - 1] + share * (places[first] - places[first - 1])
+    return middles[first - 1] + share * (middles[first] - middles[first - 1])
 
 
 class _Part(BaseModel):
@@ -95,13 +95,13 @@ class LearningCurves(_Part):
     """Curves of one task by arm; always with `plain`, the baseline."""
 
     name: str = Field(min_length=1, max_length=100)
-    """Name by which users choose the curves."""
+    """Name that users choose the curves by."""
 
     summary: str = ""
     """One sentence about the runs behind the curves."""
 
     source: str = ""
-    """The runs or the result in which they were measured."""
+    """Runs or result that they were measured in."""
 
     rewards: tuple[str, ...] = ()
     """Scorers of the runs that the curves represent."""
@@ -116,7 +116,7 @@ class LearningCurves(_Part):
     """Description of the trained model, with its size."""
 
     more_per_sample: float | None = Field(default=None, ge=0)
-    """Images that the explored runs made beyond their samples, per sample; None where unknown."""
+    """Images that runs with exploration made beyond their samples, per sample; None if unknown."""
 
     arms: dict[Arm, tuple[LearningCurve, ...]]
     """Curves of each arm, one for each run seed."""
@@ -124,19 +124,19 @@ class LearningCurves(_Part):
     @model_validator(mode="after")
     def _has_a_baseline(self) -> Self:
         if not self.arms.get("plain") or not all(self.arms.values()):
-            raise ValueError("arms needs curves of plain, and no empty arm")
+            raise ValueError("arms needs curves for plain, and no arm may be empty")
         if self.target <= self.base:
-            raise ValueError(f"the curves of plain go from {self.base:g} to {self.target:g}; none rises")
+            raise ValueError(f"plain's curves go from {self.base:g} to {self.target:g}; they must rise")
         return self
 
     @property
     def base(self) -> float:
-        """The baseline's first score, the mean over its run seeds."""
+        """The baseline's initial score, the mean over its run seeds."""
         return statistics.fmean(curve.values[0] for curve in self.arms["plain"])
 
     @property
     def target(self) -> float:
-        """The baseline's score at its end, the median of its run seeds."""
+        """The baseline's final score, the median over its run seeds."""
         return statistics.median(end_of(curve.values) for curve in self.arms["plain"])
 
     def score_at(self, share: float) -> float:
@@ -144,7 +144,7 @@ class LearningCurves(_Part):
         return self.base + share * (self.target - self.base)
 
     def iterations_to(self, arm: Arm, share: float) -> list[float]:
-        """Return each run seed's iterations to a share of the baseline's progress, or its last one."""
+        """Return each run seed's iterations to reach a share of the baseline's progress, or else all."""
         ends = (float(curve.iterations[-1]) for curve in self.arms.get(arm, ()))
         return [end if at is None else at for end, at in zip(ends, self._reached(arm, share), strict=True)]
 
@@ -158,7 +158,7 @@ class LearningCurves(_Part):
 
 
 def read_curves(path: Path) -> LearningCurves:
-    """Return the learning curves of a JSON file.
+    """Read learning curves from a JSON file.
 
     Raises:
         ConfigurationError: the file is missing or not JSON, or a curve is missing or does not rise.

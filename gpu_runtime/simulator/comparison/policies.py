@@ -14,23 +14,23 @@ from gpu_runtime.simulator.simulated_run import SimulatedPlan
 from storage.errors import ConfigurationError, quoted
 
 SPOTLIGHT = "spotlight"
-"""The policy whose drafts set the drafts of `critical-path` and the extra samples of `larger-batch`."""
+"""Policy whose drafts determine `critical-path`'s drafts and `larger-batch`'s extra samples."""
 
 SPOT, ON_DEMAND = "spot", "on-demand"
-"""The two policies whose costs give the discount from which on spot devices pay."""
+"""Policies whose costs give the discount at which spot devices break even."""
 
 RESERVED = "reserved"
-"""The policy of the reserved devices alone."""
+"""Policy that uses only the reserved devices."""
 
 LENDING = "lending"
-"""The policy that borrows the devices of a serving fleet."""
+"""Policy that borrows a serving fleet's devices."""
 
 Arm = Literal["plain", "stale", "fresh", "larger_batch"]
-"""What a run trains on: the settings' samples, alone or with stale or fresh drafts, or more samples."""
+"""Samples that a run trains on: those of its settings, alone or with stale or fresh drafts, or more."""
 
 
 _ANY = FleetPlan(1, 1, 1, 0.0, 0.0)
-"""Placeholder devices, with which a policy's plan can be inspected."""
+"""Placeholder devices for inspecting a policy's plan."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Policy:
     """A way to spend devices on a run.
 
     Attributes:
-        plan: function from the devices offered, and Spotlight's drafts per iteration, to the run's plan.
+        plan: returns the run's plan, given the devices offered and Spotlight's drafts per iteration.
         needs_drafts: True if its plan depends on Spotlight's drafts.
-        arm: the learning curve that it follows if its drafts are made.
+        arm: learning curve that it follows if it makes its drafts.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Policy:
 
     @property
     def only_simulated(self) -> str | None:
-        """The part of it that no live run supports, in words; None where a live run can follow it."""
+        """Description of the part that no live run supports; None if a live run can follow it."""
         return self.plan(_ANY, 1.0).only_simulated
 
 
@@ -63,39 +63,39 @@ def _all_on_demand(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 
 POLICIES = (
-    Policy(RESERVED, "the reserved devices alone", lambda offer, _: SimulatedPlan(replace(offer, spot=0))),
-    Policy(ON_DEMAND, "as many devices, all on demand; all train if all reserved ones do", _all_on_demand),
+    Policy(RESERVED, "only the reserved devices", lambda offer, _: SimulatedPlan(replace(offer, spot=0))),
+    Policy(ON_DEMAND, "the same devices, all on demand; all train if all reserved ones do", _all_on_demand),
     Policy(SPOT, "spot devices roll out, and idle during training", lambda offer, _: SimulatedPlan(offer)),
     Policy(SPOTLIGHT, "spot devices roll out, and explore during training",
            lambda offer, _: SimulatedPlan(offer, STALE), arm="stale"),
-    # As many drafts as Spotlight hides beside training, so that the two differ only in when they are made.
-    Policy("critical-path", "as many drafts, made before the rollout",
+    # As many drafts as Spotlight hides beside training, so the two differ only in when drafts are made.
+    Policy("critical-path", "as many drafts as spotlight, made before the rollout",
            lambda offer, drafts: SimulatedPlan(offer, FRESH if drafts else PLAIN, drafts), True, arm="fresh"),
-    Policy("sized", "as spot, with as many spot devices as times and prices say before each rollout",
+    Policy("sized", "as spot, but times and prices set the number of spot devices before each rollout",
            lambda offer, _: SimulatedPlan(replace(offer, decided="cheapest"))),
-    Policy("window", "trainers roll out for a while, then train on what spot devices go on with",
+    Policy("window", "trainers roll out for a while, then train while spot devices complete the rollout",
            lambda offer, _: SimulatedPlan(offer, seeds=True)),
     Policy("pushed", "as spot, but each phase's batches are dealt to devices when it begins",
            lambda offer, _: SimulatedPlan(offer, pushes=True)),
-    Policy("larger-batch", "as many samples as Spotlight makes with its drafts, all trained on",
+    Policy("larger-batch", "as many samples as spotlight's samples and drafts, all trained on",
            lambda offer, drafts: SimulatedPlan(offer, more_samples=drafts), True, arm="larger_batch"),
-    Policy("astraflow", "as spot, from no spot device on; AstraFlow's rule adds some where training waits and"
-           " they cost no more", lambda offer, _: SimulatedPlan(replace(offer, decided="astraflow"))),
+    Policy("astraflow", "as spot, but starts with none; AstraFlow's rule adds some if training waits and they"
+           " cost no more", lambda offer, _: SimulatedPlan(replace(offer, decided="astraflow"))),
     Policy(LENDING, "as spot, with devices that a serving fleet lends for a denoising step at a time (ROSE)",
            lambda offer, _: SimulatedPlan(offer, lends=True)),
-    Policy("shared", "two such runs share the devices: one trains, the other rolls out; time of both,"
+    Policy("shared", "two equal runs share the devices: one trains while the other rolls out; time of both,"
            " dollars of one", lambda offer, _: SimulatedPlan(offer, runs=2)),
-    Policy("static-sp", "as spot, but groups of devices stay as they are: where one loses a member, the"
-           " others restart cold", lambda offer, _: SimulatedPlan(offer, static_groups=True)),
+    Policy("static-sp", "as spot, but groups of devices are static: if one loses a member, the others"
+           " restart cold", lambda offer, _: SimulatedPlan(offer, static_groups=True)),
 )  # fmt: skip
 """All policies in display order. `spotlight` comes before those that need its drafts."""
 
 DEFAULT_POLICIES = POLICIES[:7]
-"""Policies that are compared unless others are named, where devices work alone."""
+"""Policies compared by default if devices work alone."""
 
 
 def default_policies(degrees: Mapping[str, int], kinds: int = 1) -> tuple[Policy, ...]:
-    """Return the policies that are compared unless others are named, given the degrees by kind."""
+    """Return the policies to compare unless others are named, given the degrees by kind."""
     return tuple(
         policy
         for policy in POLICIES
@@ -105,25 +105,25 @@ def default_policies(degrees: Mapping[str, int], kinds: int = 1) -> tuple[Policy
 
 
 def unfit(policy: Policy, degrees: Mapping[str, int], kinds: int = 1) -> str | None:
-    """Return why a policy cannot be simulated, given the degrees by kind (0: measured); None where it can.
+    """Return why a policy cannot be simulated, given the degrees by kind (0: measured); None if it can.
 
     Args:
         policy: the policy.
-        degrees: number of devices that share a sample, by kind of request; 0 where measured times choose.
+        degrees: number of devices that share a sample, by kind of request; 0 if measured times choose.
         kinds: number of kinds of devices.
     """
     plan = policy.plan(_ANY, 1.0)
     if plan.static_groups and degrees["rollout"] <= 1:
-        return "keeps groups of devices together, and needs a number above 1 as sequence_parallel.rollout"
+        return "keeps groups of devices together, so sequence_parallel.rollout must be a number above 1"
     if plan.done_alone is not None and set(degrees.values()) != {1}:
         return (
-            f"means {plan.done_alone}, which is simulated for devices that work alone; leave it out, or set "
-            "all degrees of sequence_parallel to 1"
+            f"means {plan.done_alone}, which is simulated only for devices that work alone; leave it out, or "
+            "set all degrees of sequence_parallel to 1"
         )
     if kinds > 1 and plan.of_one_kind is not None:
         return (
-            f"means {plan.of_one_kind}, which is simulated for devices of one kind; leave it out, or the "
-            "profile of spot devices"
+            f"means {plan.of_one_kind}, which is simulated only for devices of one kind; leave out the "
+            "policy, or the profile of spot devices"
         )
     return None
 
@@ -138,7 +138,7 @@ def policies_of(names: Iterable[str]) -> tuple[Policy, ...]:
     known = {policy.name for policy in POLICIES}
     for name in sorted(wanted - known):
         raise ConfigurationError(
-            f"policy {quoted(name)} is not known; name some of {', '.join(p.name for p in POLICIES)}"
+            f"policy {quoted(name)} is unknown; choose from {', '.join(p.name for p in POLICIES)}"
         )
     if not wanted:
         raise ConfigurationError(f"name at least one policy: {', '.join(p.name for p in POLICIES)}")

@@ -1,7 +1,7 @@
-"""The cost of policies to reach a score, and where exploration pays, by learning curves. Pure.
+"""The cost of policies to reach a score, and where exploration pays, from learning curves. Pure.
 
-The uncertainty of learning and that of the system are kept apart: every figure has the interval of each,
-with the other at its median.
+The uncertainties of learning and of the system are kept apart: every figure has an interval for each, with
+the other at its median.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Milestone:
 
     Attributes:
         share: share of the baseline's progress.
-        iterations: iterations to it, over run seeds.
-        unreached: number of them that did not get there; they count as if they did at their end.
+        iterations: iterations needed, over run seeds.
+        unreached: number of run seeds that did not reach it; they count as if they did at their end.
         iteration_s, iteration_usd: seconds and dollars of an iteration, over futures.
     """
 
@@ -44,12 +44,12 @@ class Milestone:
 
     @property
     def time_s(self) -> float:
-        """Seconds to it, by medians, without the start and evaluations."""
+        """Seconds to reach it, from medians, without the start and evaluations."""
         return self.iterations.median * self.iteration_s.median
 
     @property
     def usd(self) -> float:
-        """Dollars to it, by medians, without the start and evaluations."""
+        """Dollars to reach it, from medians, without the start and evaluations."""
         return self.iterations.median * self.iteration_usd.median
 
     def to_json(self) -> dict[str, Any]:
@@ -76,8 +76,7 @@ class Milestone:
 def arm_of(policy: Policy, runs: Sequence[SimulatedRun], curves: LearningCurves) -> Arm | None:
     """Return the arm whose curve the runs follow; `plain` if they made no drafts.
 
-    None where they made far fewer drafts than the explored runs of the curves: the value of so few was not
-    measured.
+    None if they made far fewer drafts than the curves' explored runs: the value of so few was not measured.
 
     Args:
         policy: policy of the runs.
@@ -91,7 +90,7 @@ def arm_of(policy: Policy, runs: Sequence[SimulatedRun], curves: LearningCurves)
 
 
 def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Milestone]:
-    """Return a policy's milestones; an empty list where no curve applies to it."""
+    """Return a policy's milestones; an empty list if no curve applies to it."""
     arm, figures = arm_of(answer.policy, answer.runs, curves), answer.figures
     if arm is None:
         return []
@@ -112,7 +111,7 @@ def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Mileston
 def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
     """Return the discount at which spot devices cost as much as the same devices on demand, over the futures.
 
-    None unless both `spot` and `on-demand` were simulated, or if a future pays for no spot device.
+    None if `spot` or `on-demand` was not simulated, or a future pays for no spot device.
     """
     by_name = {answer.policy.name: answer for answer in answers}
     if SPOT not in by_name or ON_DEMAND not in by_name:
@@ -127,25 +126,25 @@ def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
 
 
 def discount_of(answers: Sequence[PolicyAnswer]) -> float:
-    """Return the discount of a spot device on a reserved one in the runs of `spot`, which must be present."""
+    """Return a spot device's discount on a reserved one in the runs of `spot`, which must be present."""
     spot = next(answer for answer in answers if answer.policy.name == SPOT)
     return statistics.median(1 - run.usd_per_hour["spot"] / run.usd_per_hour["reserved"] for run in spot.runs)
 
 
 @dataclass(frozen=True)
 class ExplorationWorth:
-    """The range in which exploration beside training pays, against the cheapest way without it.
+    """The range in which exploration beside training pays, compared with the cheapest policy without it.
 
     Attributes:
-        cheapest: name of that way, for the same iterations at the given prices.
-        saving_needed: share of the iterations that exploration has to save, over futures; 0 or less where it
+        cheapest: name of that policy, for the same iterations at the given prices.
+        saving_needed: share of the iterations that exploration has to save, over futures; 0 or less if it
             costs nothing.
         known_to: highest share of the baseline's progress that most explored run seeds reached; nothing is
-            known beyond it. None without a curve, or where they reached none.
+            known beyond it. None without a curve, or if they reached none.
         known_to_score: score at `known_to`.
-        pays_until_usd_per_hour: price of a spot device up to which it pays at that score, over futures; 0
-            where it pays at no price, at most the reserved price; None where no score is known.
-        stops_at: share of the baseline's progress from which on it costs more; None if it does not at
+        pays_until_usd_per_hour: highest price of a spot device at which it pays at that score, over futures,
+            at most the reserved price; 0 if it pays at no price; None if no score is known.
+        stops_at: share of the baseline's progress from which it costs more; None if it still pays at
             `known_to`.
         stops_at_score: score at `stops_at`.
     """
@@ -164,11 +163,11 @@ def exploration_worth(
 ) -> ExplorationWorth | None:
     """Return where exploration pays.
 
-    None without Spotlight, without a policy to compare it with that does not explore and that a live run can
-    follow, or where Spotlight makes no drafts.
+    None if Spotlight was not simulated or makes no drafts, or if no policy without exploration that a live
+    run can follow was simulated.
 
     Args:
-        curves: curves of the task; None where unknown.
+        curves: curves of the task; None if unknown.
         reserved_usd_per_hour: price of a reserved device, the highest price considered.
     """
     ours = next((answer for answer in answers if answer.policy.name == SPOTLIGHT), None)
@@ -181,8 +180,8 @@ def exploration_worth(
     needed = Spread.of(saved or [0.0])
     levels: list[float] = []
     if curves is not None and arm_of(ours.policy, ours.runs, curves) == ours.policy.arm:
-        # Those that more than half of the explored run seeds reached, so that their median was measured. The
-        # baseline's median reaches all, since the shares are relative to its last score.
+        # Levels that more than half of the explored run seeds reached, so that their median was measured.
+        # The baseline's median reaches all, since the shares are relative to its last score.
         explored = len(curves.arms.get("stale", ()))
         levels = [share for share in _LEVELS if 2 * curves.unreached("stale", share) < explored]
     if curves is None or not levels:
@@ -220,14 +219,14 @@ def exploration_worth(
 
 
 def break_even_discount(spot: CostLine, on_demand: CostLine, reserved_usd_per_hour: float) -> float | None:
-    """Return the discount on a spot device at which both ways cost the same: a share of the reserved price.
+    """Return the spot discount at which both ways cost the same, as a share of the reserved price.
 
-    Below 0 where spot devices pay without a discount, above 1 where they would not pay even for free;
-    None where no spot device is paid for.
+    Below 0 if spot devices pay without a discount, above 1 if they would not pay even for free; None if no
+    spot device is paid for.
 
     Args:
-        spot: line of the way with spot devices.
-        on_demand: line of the way without.
+        spot: cost line with spot devices.
+        on_demand: cost line without them.
         reserved_usd_per_hour: price of a reserved device.
     """
     paid = spot.spot_hours * reserved_usd_per_hour
@@ -235,16 +234,16 @@ def break_even_discount(spot: CostLine, on_demand: CostLine, reserved_usd_per_ho
 
 
 def pays_until(ours: CostLine, others: Sequence[CostLine], most: float) -> float | None:
-    """Return the highest price, up to `most`, at which our way to a score costs no more than any; or None.
+    """Return the highest price, up to `most`, at which we reach a score for no more than others; or None.
 
     Args:
-        ours: dollars to some score.
+        ours: our dollars to a score.
         others: dollars of the other ways to it, at least one.
         most: the highest price considered.
     """
     least, until = 0.0, most
     for other in others:
-        # How much more we cost at the price 0, and for each dollar of the price.
+        # Our extra cost at price 0, and per dollar of the price.
         at_zero, slope = ours.reserved_usd - other.reserved_usd, ours.spot_hours - other.spot_hours
         if slope > 0:
             until = min(until, -at_zero / slope)
@@ -258,7 +257,7 @@ def pays_until(ours: CostLine, others: Sequence[CostLine], most: float) -> float
 def stops_paying(
     shares: Sequence[float], ours: Mapping[float, float], others: Mapping[float, float]
 ) -> float | None:
-    """Return the share, of rising ones, from which on we cost more than others; None if not at the last.
+    """Return the share from which on we always cost more than others; None if we do not at the last one.
 
     Args:
         shares: shares of the progress, rising.

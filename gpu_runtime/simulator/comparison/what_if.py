@@ -1,7 +1,7 @@
-"""Policies compared over several futures: one window of a trace and one draw of the profile each. Pure.
+"""Policies compared over several futures, each a window of a trace and a draw of the profile. Pure.
 
-All policies see the same futures, so they differ by what they do, not by chance. Of a profile that was
-counted, the second future has the low end of every range, and the third the high end.
+All policies see the same futures, so they differ by what they do, not by chance. With a counted profile, the
+second future has the low end of every range, and the third the high end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PolicyAnswer:
     """The simulated figures of a policy.
 
     Attributes:
-        figures: figures by name, as `figures_of` names them.
+        figures: figures by their names in `figures_of`.
         best: True if it is the recommended policy, which a live run can follow.
         runs: one run in each future.
     """
@@ -68,13 +68,13 @@ class PolicyAnswer:
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
         figures = {name: asdict(spread) for name, spread in self.figures.items()}
-        said = {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best}
-        return {**said, "live": self.policy.only_simulated is None, **figures}
+        policy = {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best}
+        return {**policy, "live": self.policy.only_simulated is None, **figures}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run on a fleet and a market, to be simulated under policies, all of them in the same futures.
+    """A run on a fleet and a market, to be simulated under several policies in the same futures.
 
     Attributes:
         config: the workload, and the number of iterations.
@@ -106,15 +106,15 @@ class Comparison:
         on_run: Callable[[], None] = lambda: None,
         keeps: str = "",
     ) -> dict[str, list[SimulatedRun]]:
-        """Return the runs of each policy, one a future; those of the policy `keeps` have intervals.
+        """Return each policy's runs, one per future; those of the policy `keeps` have intervals.
 
         Args:
-            policies, on_run: as of `answers`.
+            policies, on_run: as for `answers`.
             keeps: the policy whose runs keep the intervals of every device; empty for none.
         """
         simulated, config, offer = simulated_policies(policies), self.config, self.offer
         runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
-        spare_s = 0.0  # a future begins where the price history has enough left for a run
+        spare_s = 0.0  # a future begins where the rest of the price history is long enough for a run
         if offer.prices:
             scorers = config.runtime.scorer_workers
             times = self.profile.times(config.sampling.batch_size, scorers, offer.trainers)
@@ -138,7 +138,7 @@ class Comparison:
     def _simulate(
         self, plan: SimulatedPlan, future: int, traces: dict[tuple[int, float], Trace], keeps_intervals: bool
     ) -> SimulatedRun:
-        """Return a run in a future; traces of the future are drawn once and kept in `traces`."""
+        """Return a run in a future, whose traces are drawn once and kept in `traces`."""
         config, fleet = self.config, plan.fleet
         ends = {1: LowEnd, 2: HighEnd} if self.profile.is_counted else {}
         chance = self._chance("profile", future, ends.get(future, random.Random))
@@ -161,7 +161,7 @@ class Comparison:
         return Simulation(config, plan, times, replay, keeps_intervals=keeps_intervals).run()
 
     def _chance(self, purpose: str, future: int, kind: type[random.Random] = random.Random) -> random.Random:
-        """Return the source of a future's draws for a purpose."""
+        """Return the generator of a future's draws for a purpose."""
         return kind(f"{purpose} {(self.seed, future)}")
 
 
@@ -190,10 +190,10 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
 
 
 def best_of(answers: Sequence[PolicyAnswer]) -> str | None:
-    """Return the name of the cheapest policy that a live run can follow; None without such a policy.
+    """Return the name of the cheapest policy that a live run can follow; None if there is none.
 
-    Of those that cost the same, to a hundredth, the one with the most drafts. These figures do not cover the
-    value of drafts, which depends on learning.
+    Among policies that cost the same within 1 %, it is the one with the most drafts. The figures leave out
+    the value of drafts, which depends on learning.
     """
     live = [answer for answer in answers if answer.policy.only_simulated is None]
     return _first(live).policy.name if live else None
@@ -234,7 +234,7 @@ def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> fl
 def undisturbed(
     config: RunConfig, times: WorkloadTimes, devices: int, degrees: Mapping[str, int] | None = None
 ) -> int:
-    """Return the ticks of a run on equal devices that stay, without drafts: by formula, not by simulation.
+    """Return the ticks of a run without drafts on equal devices that stay, by a formula.
 
     Args:
         times: times of its parts, for a given number of trainers.
@@ -246,7 +246,7 @@ def undisturbed(
     degrees = config.sequence_parallel.by_kind if degrees is None else degrees
 
     def generate(images: int, steps: int, kind: RequestKind) -> tuple[int, dict[int, int]]:
-        """Return when all is rolled out, and when each batch is judged."""
+        """Return the ticks at which all is rolled out, and at which each batch is judged."""
         size, groups = sampling.batch_size, devices // degrees[kind]
         turn = steps * times.step_of(kind, degrees[kind]) + times.decode
         begins = times.weights + (times.regroup if degrees[kind] > 1 else 0)
@@ -254,8 +254,8 @@ def undisturbed(
         judged = {}
         for batch in range(batches):
             turns, last = batch // groups + 1, min(images, (batch + 1) * size)
-            # Scorers take a turn's images as it ends. All earlier turns bring equally many, so the first turn
-            # whose images wait is the first or this one.
+            # Scorers get a turn's images when it ends. All earlier turns bring the same number, so the images
+            # that they score without a pause begin with the first turn or with this one.
             judged[batch] = begins + max(
                 ended * turn + (last - (ended - 1) * groups * size) * times.score for ended in (1, turns)
             )

@@ -600,7 +600,7 @@ def test_steps_between_two_batches_lie_on_a_line_and_beyond_them_in_proportion()
     }
     profile = Profile.model_validate(data)
     assert [profile.step_s(batch) for batch in (2, 4, 6, 8, 16)] == pytest.approx([0.5, 1.0, 1.3, 1.6, 3.2])
-    with pytest.raises(ConfigurationError, match="no time of a denoising step that 2 devices share"):
+    with pytest.raises(ConfigurationError, match="no denoising step time for degree 2"):
         profile.step_s(4, degree=2)
     times = profile.times(batch=4, scorers=2, trainers=2)
     assert (times.score, times.train_sample, times.decode) == (ticks(0.25), ticks(0.5), ticks(1.0))

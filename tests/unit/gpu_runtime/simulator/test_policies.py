@@ -98,7 +98,7 @@ def test_policies_are_named_and_spotlight_is_simulated_for_those_that_need_its_d
         "larger-batch",
     ]
     assert simulated_policies(DEFAULT_POLICIES) == DEFAULT_POLICIES
-    with pytest.raises(ConfigurationError, match="policy 'bid' is not known; name some of reserved, "):
+    with pytest.raises(ConfigurationError, match="policy 'bid' is unknown; choose from reserved, "):
         policies_of(["spot", "bid"])
     with pytest.raises(ConfigurationError, match="at least one policy"):
         policies_of([])

@@ -85,5 +85,5 @@ def test_two_kinds_need_a_degree_that_both_know():
     two = small_profile().model_copy(update={"steps": (StepTime(batch=4, degree=2, seconds=1.0),)})
     both = small_profile().model_copy(update={"steps": (*small_profile().steps, *two.steps)})
     assert both.beside(two).degrees == two.beside(both).degrees == (2,)
-    with pytest.raises(ConfigurationError, match="has degrees 1, and small, of spot devices, 2; name two"):
+    with pytest.raises(ConfigurationError, match="has degrees 1, but small, for spot devices, 2; name two"):
         small_profile().beside(two)

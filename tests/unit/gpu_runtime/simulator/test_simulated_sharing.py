@@ -257,10 +257,10 @@ def test_static_groups_restart_cold_where_elastic_ones_go_on():
 @pytest.mark.parametrize(
     ("degrees", "ways", "message"),
     [
-        ({"rollout": 4}, {}, "rollout is 4, but a step's time is known of degrees 1, 2 only"),
+        ({"rollout": 4}, {}, "rollout is 4, but step times are known only for degrees 1, 2"),
         ({"rollout": "auto"}, {"static_groups": True}, "static groups have a fixed degree"),
-        ({"rollout": 2}, {"seeds": True}, "a window in which trainers roll out is simulated for devices"),
-        ({"evaluate": 2}, {"runs": 2}, "sharing devices between two runs is simulated for devices that"),
+        ({"rollout": 2}, {"seeds": True}, "a window in which trainers roll out is simulated only for"),
+        ({"evaluate": 2}, {"runs": 2}, "sharing devices between two runs is simulated only for devices"),
     ],
 )
 def test_what_no_live_run_does_is_refused(degrees: dict[str, Any], ways: dict[str, Any], message: str):

@@ -51,5 +51,5 @@ def test_a_recorded_trace_is_thinned_to_the_places_and_a_drawn_one_has_as_many()
     assert len(alive_at(drawn, 0)) == 5 and drawn.length_s == 3600.0
     calm = SpotMarket(None, shape, losses=False).window(3, 3600.0, random.Random(1))
     assert [event.kind for event in calm.events] == ["add"] * 3
-    with pytest.raises(TraceError, match="no instance comes"):
+    with pytest.raises(TraceError, match="no instance arrives"):
         SpotMarket(Trace((), 10.0), shape).window(1, 300.0, random.Random(1))

@@ -382,8 +382,9 @@ class Dispatcher:
                 f"no answer on its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
             )
             self._add_ready_workers()
-        for one in list(self._elsewhere.values()):
+        for name, one in list(self._elsewhere.items()):
             if one.until_s <= self._clock() and not one.call.done():
+                del self._elsewhere[name]  # it is lost now, even if its call takes long to end
                 self._fleet.kill_hung_worker(
                     one.device, f"no answer in {self._other_limit_s:g} s (runtime.lease_s={self._lease_s:g})"
                 )

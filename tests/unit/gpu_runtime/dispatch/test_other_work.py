@@ -29,10 +29,12 @@ from tests.unit.gpu_runtime.dispatch.test_generation import (
 
 
 class Parts(OtherWork):
-    """Other work of the trainer: a number of calls, which end as all calls do."""
+    """Other work of a trainer: a number of calls, which end as all calls do."""
 
-    def __init__(self, script: Script, parts: int, work: Callable[[], object] = lambda: None) -> None:
-        self._script, self.left, self._work = script, parts, work
+    def __init__(
+        self, script: Script, parts: int, work: Callable[[], object] = lambda: None, trainer: str = TRAINER
+    ) -> None:
+        self._script, self.left, self._work, self._trainer = script, parts, work, trainer
         self.others_busy: list[bool] = []
 
     @property
@@ -43,11 +45,11 @@ class Parts(OtherWork):
         """See `OtherWork`."""
 
     def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
-        if not self.left or TRAINER not in [device.name for device in devices]:
+        if not self.left or self._trainer not in [device.name for device in devices]:
             return {}
         self.left -= 1
         self.others_busy.append(bool(self._script.under_way.get(ONE)))
-        return {TRAINER: self._script.start(TRAINER, self._work)}
+        return {self._trainer: self._script.start(self._trainer, self._work)}
 
 
 def dispatcher(script: Script) -> SimpleNamespace:
@@ -158,3 +160,27 @@ def test_one_that_hangs_is_killed_where_nothing_else_is_left_to_wait_for():
         stage.loop.run(stage.fleet, stage.phase, None, hangs)
     limit_s = tiny_config(runtime={"lease_s": LEASE_S}).runtime.trainer_limit_s
     assert killed == [(ONE, LEASE_S), (TRAINER, limit_s)]
+
+
+def test_one_whose_process_outlives_its_kill_is_killed_once_and_the_loop_goes_on_waiting():
+    script = Script(hung=[ONE])
+    stage = dispatcher(script)
+    get, kill, killed, waits = script.get, stage.fleet.kill_hung_worker, [], []
+
+    def get_noted(timeout: float | None) -> Future[Any] | None:
+        if killed:
+            waits.append(timeout)
+        return get(timeout)
+
+    def kill_noted(device: Device, reason: str) -> None:
+        killed.append(device.name)
+        kill(device, reason)
+
+    script.get = get_noted  # type: ignore[method-assign]
+    script.before[2] = lambda: setattr(script, "now", 1e6)
+    stage.fleet.kill_hung_worker = kill_noted
+    stage.fleet.actors[ONE].kill = lambda: None  # type: ignore[method-assign]
+    stage.phase = SamplePhase(REQUESTS, tiny_config().sampling, accepts=lambda one: one.name == TRAINER)
+    stage.loop.run(stage.fleet, stage.phase, None, Parts(script, 1, trainer=ONE))
+    assert_all_there(stage.phase.delivered)
+    assert killed == [ONE] and waits and None not in waits and min(waits) > 0

@@ -167,6 +167,8 @@ class ScoringPool:
         """Kill a scorer that does not finish a call in time, which ends its calls as lost."""
 
         def end() -> None:
+            if call.done():  # too late to cancel the timer: the scorer may be judging other images
+                return
             self._hung[actor.name] = limit_s
             actor.kill()
 

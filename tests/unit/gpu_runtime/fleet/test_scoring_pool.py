@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,6 +281,28 @@ def test_the_limit_of_a_call_begins_when_the_scorer_has_loaded(monkeypatch: pyte
     loading.set_result(False)
     assert scorer.killed.wait(60)
     assert pool._hung[scorer.name] == 0.05
+    pool.close()
+
+
+def test_a_limit_that_runs_out_as_its_call_ends_spares_the_scorer(monkeypatch: pytest.MonkeyPatch):
+    limits: list[Callable[[], None]] = []
+
+    class Timer:
+        """Has gone off when it is to be cancelled."""
+
+        def __init__(self, _limit_s: float, function: Callable[[], None]) -> None:
+            limits.append(function)
+
+        def start(self) -> None: ...
+
+        def cancel(self) -> None: ...
+
+    monkeypatch.setattr(scoring_pool.threading, "Timer", Timer)
+    pool, cluster = live_pool(judged, scorers=1)
+    pool.wait_for(pool.judge(images(1), PROMPTS))
+    (limit,) = limits
+    limit()
+    assert not cluster.started[0].killed.is_set() and not pool._hung
     pool.close()
 
 

@@ -139,6 +139,7 @@ class TrainingFeed(GroupFeed[_Identity]):
     def abandon(self) -> None:
         """Discard the groups given so far: they are not trained on after all."""
         if self._asked:
+            self._trainers.training = False
             # Their weights may be sharded, so gather them before anything else.
             for device in self._trainers.devices:
                 device.holds = None

@@ -557,6 +557,14 @@ def test_a_trainer_that_has_died_ends_the_training():
         stage.feed.finish([])
 
 
+def test_replicas_whose_groups_are_abandoned_do_not_train():
+    replicas = Replicas({}, {})
+    stage = Feeding.judged(4, replicas=replicas)
+    assert stage.feed.take(replicas.devices) and replicas.trainers.training
+    stage.feed.abandon()
+    assert not replicas.trainers.training, "a spot device that leaves can be given back"
+
+
 def test_what_can_be_trained_before_the_end_takes_as_long_as_before(monkeypatch):
     now = [0.0]
     for one in (module, training_feed):

@@ -51,6 +51,7 @@ class LocalCluster(Cluster):
         self._output = output
         self._lock = threading.Lock()
         self._actors: list[LocalActor[Any]] = []
+        self._over = False
         self._shared: weakref.WeakSet[SharedValue] = weakref.WeakSet()
         start_fork_server()
 
@@ -70,6 +71,8 @@ class LocalCluster(Cluster):
         actor: LocalActor[WorkerT] = LocalActor(name, process, (build, args))
         with self._lock:
             self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
+            if self._over:  # shut down while the process was forked
+                actor.kill()
         return actor
 
     def share(self, value: T) -> T:
@@ -84,13 +87,14 @@ class LocalCluster(Cluster):
 
     def shutdown(self) -> None:
         """End all workers of this cluster, and wait until they are gone."""
-        for actor in self._actors:
+        with self._lock:
+            self._over, actors = True, self._actors
+        for actor in actors:
             actor.kill()
-        for actor in self._actors:
+        for actor in actors:
             actor.wait(_END_S)
         for shared in list(self._shared):
             shared.close()
-        self._actors = []
 
 
 class LocalActor(RemoteActor[WorkerT]):

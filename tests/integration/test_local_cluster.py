@@ -16,13 +16,15 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from gpu_runtime.cluster.fork_client import requesting_command
+from gpu_runtime.cluster import local_cluster
+from gpu_runtime.cluster.fork_client import ForkedProcess, requesting_command, start_fork_server
 from gpu_runtime.cluster.fork_request import SIZE_BYTES
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
 from gpu_runtime.cluster.protocol import RemoteActor
@@ -274,6 +276,20 @@ def test_clusters_share_the_fork_server_and_end_their_own_workers_only(cluster: 
     other.shutdown()
     assert not is_there(pid)
     assert parrot.call(Parrot.say, 1).result(LIMIT_S) == ((1,), False)
+
+
+def test_a_worker_that_is_forked_while_its_cluster_shuts_down_ends_too(monkeypatch: pytest.MonkeyPatch):
+    late, server = LocalCluster(tiny_config()), start_fork_server()
+
+    def fork(*given: Any) -> ForkedProcess:
+        late.shutdown()
+        return server.fork(*given)
+
+    monkeypatch.setattr(local_cluster, "start_fork_server", lambda: SimpleNamespace(fork=fork))
+    parrot = late.start("parrot-5", Parrot, gpu=False)
+    with pytest.raises(WorkerLostError):
+        parrot.call(Parrot.say, 1).result(LIMIT_S)
+    await_end(parrot.pid)
 
 
 def test_the_loss_of_the_fork_server_loses_its_workers_and_the_next_ones_have_another(cluster: LocalCluster):

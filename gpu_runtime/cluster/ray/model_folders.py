@@ -55,7 +55,7 @@ def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str
         part: function that returns the next bytes of a file, from an offset.
 
     Raises:
-        ModelError: if the disk lacks room, or cannot be written.
+        ModelError: if the disk lacks room or cannot be written, or the folder has no files.
     """
     if folder.is_dir():
         return
@@ -73,6 +73,8 @@ def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str
 
 
 def _fetch(folder: Path, sizes: dict[str, int], part: Callable[[str, int], bytes]) -> None:
+    if not sizes:
+        raise ModelError(f"{folder} has no files on the driver's host; put the model there")
     coming = folder.parent / f".{folder.name}.coming"
     shutil.rmtree(coming, ignore_errors=True)  # left by a process that was killed
     total, free = sum(sizes.values()), shutil.disk_usage(folder.parent).free

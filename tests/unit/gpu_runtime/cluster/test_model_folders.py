@@ -94,6 +94,12 @@ def test_a_path_that_cannot_be_made_is_refused(source: Source, tmp_path: Path):
         bring(tmp_path / "file" / "base", source.sizes, source.part)
 
 
+def test_a_folder_without_files_is_no_model(tmp_path: Path):
+    with pytest.raises(ModelError, match="has no files on the driver's host"):
+        bring(tmp_path / "host" / "base", dict, lambda *_: b"")
+    assert not (tmp_path / "host" / "base").exists()
+
+
 def test_a_file_that_ends_early_is_no_model(source: Source, tmp_path: Path):
     with pytest.raises(ModelError, match="shorter"):
         bring(tmp_path / "host" / "base", source.sizes, lambda name, offset: b"")

@@ -80,7 +80,7 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
     place = urlsplit(url)
     advice = "stop the process that listens there, or choose another reward.options.url or --port"
     refuse_taken_port(place.port or 0, advice, place.hostname or "")
-    log = Home.from_environment().ensure().logs / f"judge-{place.port}.log"
+    log = Home.from_environment().ensure().logs / f"judge-{place.hostname}-{place.port}.log"
     supervised = python_command("-c", _SUPERVISOR, *command)
     judge = Child("judge", supervised, environment_for_others(), log, signal.SIGTERM, patience_s=2.0)
     try:

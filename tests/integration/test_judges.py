@@ -24,7 +24,7 @@ import pytest
 
 import spotlight
 from benchmarks.commands import sets
-from flows.judges import judges_beside
+from flows.judges import judge_at, judges_beside
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.scorers.remote import RemoteScorer
@@ -191,6 +191,17 @@ def test_a_judge_that_ends_while_it_loads_is_told_with_its_last_words(tmp_path: 
     said = r"does not start: the judge ended(.|\n)*no such weights"
     with pytest.raises(ConfigurationError, match=said), judges_beside(config):
         pass
+
+
+def test_judges_at_one_port_of_two_hosts_have_a_log_each(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    port, hosts = free_port(), ("127.0.0.1", "127.0.0.2")
+    for host in hosts:
+        command = [sys.executable, "-c", f"raise SystemExit({host!r})"]
+        with pytest.raises(ConfigurationError), judge_at(f"http://{host}:{port}/score", command, 60.0):
+            pass
+    said = {path.name: path.read_text().split() for path in (tmp_path / "logs").glob("judge-*")}
+    assert said == {f"judge-{host}-{port}.log": [host] for host in hosts}
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path, monkeypatch):

@@ -100,13 +100,11 @@ def plan_to_json(plan: SeedPlan) -> dict[str, Any]:
 
 def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
     """Return the plan that `plan_to_json` turned into JSON values."""
-    # Checkpoints of earlier versions list prompts alone, without their variances.
-    compared = [one for one in values["compared"] if not isinstance(one, int)]
     return SeedPlan(
         iteration=values["iteration"],
         seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
         candidates=tuple(Candidate(**draft) for draft in values["candidates"]),
-        compared={prompt: (random, chosen) for prompt, (random, chosen) in compared},
+        compared={prompt: (random, chosen) for prompt, (random, chosen) in values["compared"]},
         figures=dict(values["figures"]),
         notes=tuple((kind, message) for kind, message in values["notes"]),
         refused=values["refused"],

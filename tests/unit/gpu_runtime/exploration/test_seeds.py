@@ -17,8 +17,6 @@ from gpu_runtime.exploration.plan import (
     Candidate,
     SeedPlan,
     plain_plan,
-    plan_from_json,
-    plan_to_json,
     prompts_of_iteration,
     seed_figures,
 )
@@ -70,11 +68,6 @@ def test_the_spread_of_a_rollout_is_of_explored_prompts():
     del signal[8, 1]  # its prompt is left out
     assert seed_figures(SeedPlan(1, plan.seeds), signal, {}) == {"spread_rollout": pytest.approx(0.0625)}
     assert seed_figures(SeedPlan(1, plan.seeds), {}, {}) == {}
-
-
-def test_a_plan_of_an_earlier_checkpoint_is_read_without_its_variances():
-    plan = replace(PLAN, compared={7: (0.0, 0.25)})
-    assert plan_from_json(plan_to_json(plan) | {"compared": [7]}) == replace(plan, compared={})
 
 
 def test_candidates_are_ranked_among_their_like():

@@ -156,10 +156,6 @@ class GeneratingGroup(RemoteActor[Worker]):
             first = isinstance(error, _Failure) and not self.failures
             if isinstance(error, _Failure) and not isinstance(self.failures.get(name), WorkerLostError):
                 self.failures[name] = error
-            elif error is None and isinstance(chunk := call.result(), SampleChunk):
-                self.notices[name] = chunk.notice
-                if chunk.step_s is not None and name == self.place.leader:
-                    self.step_s.put(chunk.step_s)
             return first and not self.over
 
     def _set_answer(
@@ -178,11 +174,13 @@ class GeneratingGroup(RemoteActor[Worker]):
         lead = leader.exception()
         if lead is None:
             chunk = leader.result()
-            if isinstance(chunk, SampleChunk) and chunk.notice is None:
-                # Under notice if any member is. Not all of the members' answers may be recorded yet.
-                chunks = [call.result() for call in calls.values() if call.done() and not call.exception()]
-                notices = (one.notice for one in chunks if one.notice is not None)
-                chunk = dataclasses.replace(chunk, notice=next(notices, None))
+            if isinstance(chunk, SampleChunk):  # under notice if any member is
+                chunks = {n: one.result() for n, one in calls.items() if one.done() and not one.exception()}
+                notices = {name: one.notice for name, one in chunks.items()}
+                self.notices |= notices
+                if chunk.step_s is not None:
+                    self.step_s.put(chunk.step_s)
+                chunk = dataclasses.replace(chunk, notice=next(filter(None, notices.values()), None))
             answer.set_result(chunk)
         elif isinstance(lead, WorkerLostError) or self.gone or ended:
             answer.set_exception(WorkerLostError(f"group {self.name} broke: {lead}"))

@@ -239,9 +239,11 @@ def test_a_chunk_is_under_notice_if_any_member_is_even_before_its_answer_is_reco
     leader.silent = other.silent = {"in_group"}
     devices = [Device(leader, "spot"), Device(other, "spot")]
     group = GeneratingGroup(WorkerGroup(0, 0, (ONE, TWO)), devices, lambda place: None)
-    answer = group.call(Worker.advance_samples, 0, 1)
+    answer, known = group.call(Worker.advance_samples, 0, 1), []
+    answer.add_done_callback(lambda _: known.append(dict(group.notices)))
     other.open_calls["in_group"].set_result(SampleChunk(notice=NOTICE))
     assert answer.result(timeout=0).notice == NOTICE
+    assert known == [{ONE: None, TWO: NOTICE}], "its members' too, or the group would pull again"
 
 
 def test_a_newcomer_makes_groups_grow_between_chunks(tmp_path: Path):

@@ -203,13 +203,19 @@ class CheckpointStore:
 
     def _found(self) -> dict[int, Path]:
         """Return the folder of each checkpoint, whole or damaged, by iteration."""
-        found: dict[int, Path] | None = None
-        while True:  # until two lists agree: a folder renamed meanwhile may be in neither place
-            saved = [f for f in row_folders(self.folder) if f.phase == "iteration" and not f.discarded]
-            again = {f.number: path for f in saved if os.path.lexists(path := f.path / CHECKPOINT)}
-            if again == found:
-                return again
-            found = again
+        while True:  # until nothing changes meanwhile: a folder being renamed or replaced would be missed
+            listed = self._listed()
+            found = {number: path for number, (path, _) in listed.items() if os.path.lexists(path)}
+            if self._listed() == listed:
+                return found
+
+    def _listed(self) -> dict[int, tuple[Path, tuple[int, int] | None]]:
+        """Return the path of each iteration's checkpoint, if it has one, and its folder's identity."""
+        return {
+            folder.number: (folder.path / CHECKPOINT, _folder_identity(folder.path))
+            for folder in row_folders(self.folder)
+            if folder.phase == "iteration" and not folder.discarded
+        }
 
     def _delete_all_but(self, kept: Collection[int | None]) -> None:
         for iteration, path in self._found().items():

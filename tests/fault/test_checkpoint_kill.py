@@ -77,13 +77,12 @@ def test_loading_beside_a_saver_never_fails(tmp_path: Path):
         for _ in range(3):
             child.stdout.readline()
         before = 0
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
+        while before < 40:  # however slow the machine
+            assert child.poll() is None
             loaded = store.load_latest()
             assert loaded is not None
             assert loaded.iteration >= before
             before = loaded.iteration
-        assert before > 3
     finally:
         child.kill()
         child.communicate()

@@ -17,6 +17,7 @@ import storage.record.checkpoints
 import storage.record.files
 from storage.errors import CheckpointError
 from storage.record.checkpoints import CheckpointStore
+from storage.record.files import RowFolder
 
 BLOBS = {"policy.safetensors": b"weights" * 100, "optimizer.pt": bytes(range(256)), "empty": b""}
 
@@ -164,6 +165,26 @@ def test_a_load_that_a_replacement_falls_into(store: CheckpointStore, monkeypatc
     loaded = store.load_latest()
     assert loaded is not None
     assert (loaded.iteration, loaded.path, loaded.rejected) == (1, replaced / "checkpoint", [])
+
+
+def test_a_look_that_saves_overtake_again_and_again_finds_the_newest(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+):
+    module, ahead = storage.record.checkpoints, list(range(2, 10))
+    row_folders = module.row_folders
+
+    def overtaken(run: Path) -> list[RowFolder]:
+        listed = row_folders(run)
+        monkeypatch.setattr(module, "row_folders", row_folders)
+        for _ in ahead[: module.KEPT]:  # what was listed has no checkpoint afterwards
+            save(store, ahead.pop(0))
+        monkeypatch.setattr(module, "row_folders", overtaken)
+        return listed
+
+    save(store, 1)
+    monkeypatch.setattr(module, "row_folders", overtaken)
+    loaded = store.load_latest()
+    assert loaded is not None and loaded.iteration == 9
 
 
 def test_leftovers_go_with_the_next_save_and_not_with_a_load(store: CheckpointStore):

@@ -13,6 +13,7 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
+import fsspec
 import psutil
 import pytest
 
@@ -24,7 +25,7 @@ from storage.home import Home
 from storage.record.run_store import RunStore
 from tests.killed_run import LIGHT, WITHOUT_RAY, flow_states, lines_until, undisturbed_state
 from tests.own_servers import running_s3
-from tests.running_up import port_taken
+from tests.running_up import port_taken, wait_until
 from tests.tampering import damage, row_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]
@@ -142,10 +143,14 @@ def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
     lost, mirror = tmp_path / "lost", "s3://bucket/runs"
     settings = (*WITHOUT_RAY, f"checkpoint.mirror={mirror}")
     child = start(lost, "moved", "train", settings=settings)
-    assert child.stdout is not None
-    for line in child.stdout:
-        if line == "ITERATION 3\n":
-            os.kill(child.pid, signal.SIGKILL)
+    lines_until(child, "ITERATION 2\n")
+    trainer = find("trainer", child)
+    os.kill(trainer, signal.SIGSTOP)  # the run comes no further, however long the copy takes
+    files = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    manifest = f"{mirror}/runs/moved/iteration-000002/checkpoint/manifest.json"
+    wait_until("the copy is complete", lambda: files.exists(manifest))
+    for pid in (child.pid, trainer):
+        os.kill(pid, signal.SIGKILL)
     child.wait()
     shutil.rmtree(lost, ignore_errors=True)  # its server may still be about to end
     monkeypatch.setenv(MIRROR_VARIABLE, mirror)

@@ -301,6 +301,8 @@ class Dispatcher:
             error = call.exception()
             if isinstance(error, WorkerLostError):
                 self._fleet.on_worker_lost(self._freed[-1], error)
+                if not self._phases[0].over:
+                    self._add_ready_workers()
         else:  # or a late call of an earlier phase
             for phase in self._phases:
                 if not phase.over and call in phase.calls:
@@ -388,6 +390,7 @@ class Dispatcher:
                 self._fleet.kill_hung_worker(
                     one.device, f"no answer in {self._other_limit_s:g} s (runtime.lease_s={self._lease_s:g})"
                 )
+                self._add_ready_workers()
 
     def _end(self, flight: Flight) -> None:
         """Detach a device from a lease; calls that end later are late."""

@@ -83,6 +83,27 @@ def test_it_goes_on_rolling_out_what_another_device_has_lost():
     assert_all_there(stage.phase.delivered)
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_one_that_is_lost_then_is_replaced_at_once(hangs: bool):
+    def die() -> None:
+        raise WorkerLostError("killed")
+
+    script = Script(lambda names: ONE if ONE in names else TRAINER, hung=[ONE] if hangs else [])
+    stage = dispatcher(script)
+    add, asked = stage.fleet.add_ready_workers, []
+
+    def add_noted() -> list[Future[Any]]:
+        asked.append(list(stage.fleet.events))
+        return add()
+
+    script.before[2] = lambda: setattr(script, "now", 1e6 if hangs else 0.0)
+    stage.fleet.add_ready_workers = add_noted
+    stage.phase = SamplePhase(REQUESTS, tiny_config().sampling, accepts=lambda one: one.name == TRAINER)
+    stage.loop.run(stage.fleet, stage.phase, None, Parts(script, 1, die, trainer=ONE))
+    assert_all_there(stage.phase.delivered)
+    assert asked[0] == [] and asked[1][-1] == (ONE, "lost")
+
+
 def test_a_trainer_that_leaves_rolls_out_again_once_the_others_are_lost():
     script = Script(lambda names: ONE if ONE in names else TRAINER)
     stage = dispatcher(script)

@@ -50,11 +50,11 @@ OTHER_VARIABLES = {
 }  # fmt: skip
 """Environment variables of the project that are not run settings."""
 
-EVIDENCE = ("tiny weights", "real weights loaded", "embedded curve", "one GPU step", "GPU curve")
+EVIDENCE = ("tiny weights", "embedded run", "embedded curve", "one GPU step", "GPU curve")
 """Levels that `evidence = "LEVEL"` at a preset's top may claim; a test compares them with kept results.
 
 The key is not a run setting. `tiny weights`: the family equals diffusers' on tiny random weights;
-`real weights loaded`: the model's own weights ran; `embedded curve`: a small model learned the task."""
+`embedded run`: a small model runs on a CPU; `embedded curve`: a small model learned the task."""
 
 _Layer = tuple[str, dict[str, Any]]
 """A source, and its settings, nested as in a preset."""

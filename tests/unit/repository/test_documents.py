@@ -275,8 +275,7 @@ def levels_shown(preset: Preset) -> set[str]:
     carried = model.path.startswith(EMBEDDED_PREFIX)
     found = {
         "tiny weights": model.family in same,
-        "real weights loaded": carried
-        and (WEIGHTS_FOLDER / model.path.removeprefix(EMBEDDED_PREFIX)).is_dir(),
+        "embedded run": carried and (WEIGHTS_FOLDER / model.path.removeprefix(EMBEDDED_PREFIX)).is_dir(),
         "embedded curve": task_of(preset.name) in learned_tasks(),
         "one GPU step": model.family == "qwen-image" and "qwen_image" in on_gpu,
         "GPU curve": carried and "learning" in on_gpu,

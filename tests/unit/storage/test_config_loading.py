@@ -167,7 +167,7 @@ def test_evidence_is_no_setting_and_one_of_the_levels(tmp_path: Path):
     preset.write_text('evidence = "GPU curve"\nseed = 3\n')
     assert load_config(str(preset), [], {}) == before
     preset.write_text('evidence = "it works"\n')
-    assert "evidence is 'it works'; write one of tiny weights, real weights loaded" in refusal(str(preset))
+    assert "evidence is 'it works'; write one of tiny weights, embedded run" in refusal(str(preset))
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

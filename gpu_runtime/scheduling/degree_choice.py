@@ -251,7 +251,21 @@ def batch_ends_s(
             begin_s = max(bound_s.get(member, 0.0) for member in group.members)
             begin_s += regroup_s if len(group.members) > 1 else 0.0
         heapq.heappush(free, (ahead_s + begin_s, name, step))
-    returned, waiting = deque(sorted(back)), deque(left.waiting[len(later) :])
+    return ends_s + _ends_of_pulled_s(free, sorted(back), left.waiting[len(later) :])
+
+
+def _ends_of_pulled_s(
+    free: list[tuple[float, str, float]], back: Sequence[tuple[float, int]], left: Sequence[int]
+) -> list[float]:
+    """Return the times at which batches are done that groups pull one after another.
+
+    Args:
+        free: heap of the groups: the time from which each is free, its name, its seconds per step.
+        back: begun batches, by the time from which they can be pulled, with their steps.
+        left: steps of the batches that wait, in order.
+    """
+    ends_s: list[float] = []
+    returned, waiting = deque(back), deque(left)
     while returned or waiting:
         free_s, name, step = free[0]
         # Returned batches are taken first, once they are back.

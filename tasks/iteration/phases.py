@@ -13,6 +13,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan, plan_to_json
 from gpu_runtime.exploration.strategies.strategy import DECIDED, Ahead, TrainingEvidence
 from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.fleet.seed_search import SeedReview
+from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.runtime import Rollout, Trained
 from gpu_runtime.scheduling.scores import Score, judged, part_means
 from storage.clock import now
@@ -151,17 +152,8 @@ def iteration_record(
         started_at, ended_at: Unix time in seconds.
         collected: work of devices and judges up to now.
     """
-    report, advantages, counters = trained.report, trained.advantages, session.runtime.counters
+    advantages, counters = trained.advantages, session.runtime.counters
     values = [score.value for score in judged(scores)]
-    has_pairs = report.pair_accuracy or report.pair_margin
-    off_policy: dict[str, float] = {}
-    if (figures := report.off_policy) is not None:
-        off_policy = {
-            "off_policy_samples": float(figures.samples),
-            "off_policy_ratio_spread": figures.ratio_spread,
-            "off_policy_kl": figures.kl,
-            "off_policy_clip_share": figures.clip_share,
-        }
     metrics = {
         "reward_mean": statistics.fmean(values),
         "reward_std": statistics.pstdev(values),
@@ -171,15 +163,7 @@ def iteration_record(
         "groups": float(len(rolled.plan.seeds)),
         "groups_dropped": float(advantages.dropped),
         "groups_failed": float(advantages.failed),
-        "training_steps": float(report.training_steps),
-        "loss": report.loss,
-        "kl": report.kl,
-        "clip_share": report.clip_share,
-        "gradient_norm": report.gradient_norm,
-        "ratio_deviation": report.ratio_deviation,
-        **({"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl} if report.ratio_mean else {}),
-        **({"pair_accuracy": report.pair_accuracy, "pair_margin": report.pair_margin} if has_pairs else {}),
-        **off_policy,
+        **_training_metrics(trained.report),
         "samples_returned": float(counters.returned),
         "samples_dropped": float(counters.duplicates),
         "commits": float(counters.commits),
@@ -205,6 +189,29 @@ def iteration_record(
         explorer_state=session.runtime.explorer.state(),
         **collected.of_devices(),
     )
+
+
+def _training_metrics(report: TrainingReport) -> dict[str, float]:
+    metrics = {
+        "training_steps": float(report.training_steps),
+        "loss": report.loss,
+        "kl": report.kl,
+        "clip_share": report.clip_share,
+        "gradient_norm": report.gradient_norm,
+        "ratio_deviation": report.ratio_deviation,
+    }
+    if report.ratio_mean:
+        metrics |= {"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl}
+    if report.pair_accuracy or report.pair_margin:
+        metrics |= {"pair_accuracy": report.pair_accuracy, "pair_margin": report.pair_margin}
+    if (drafts := report.off_policy) is not None:
+        metrics |= {
+            "off_policy_samples": float(drafts.samples),
+            "off_policy_ratio_spread": drafts.ratio_spread,
+            "off_policy_kl": drafts.kl,
+            "off_policy_clip_share": drafts.clip_share,
+        }
+    return metrics
 
 
 def evaluation_record(

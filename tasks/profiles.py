@@ -120,8 +120,6 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
         ConfigurationError: the runs' tasks differ, or one has fewer than two evaluations or trains on its
             drafts, or all explore.
     """
-    from storage.record.queries.runs import score_curve  # pandas
-
     store = RunStore(home)
     if len(set(run_ids)) < len(run_ids):
         raise ConfigurationError(f"runs {', '.join(run_ids)}: one is named twice and would count as two")
@@ -147,17 +145,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     measure = "score" if signals == {"graded"} else "exact"
     arms: dict[Arm, tuple[LearningCurve, ...]] = {}
     for run_id, config in zip(run_ids, configs, strict=True):
-        with store.reading(run_id) as connection:
-            frame = score_curve(connection, run_id)
-        if len(frame) < 2 or frame["iteration"].iloc[0] != 0:
-            raise ConfigurationError(
-                f"run {run_id} has {len(frame)} evaluations; a learning curve needs one before the first "
-                "iteration and one later"
-            )
-        curve = LearningCurve(
-            iterations=tuple(int(at) for at in frame["iteration"]),
-            values=tuple(float(value) for value in frame[measure]),
-        )
+        curve = _recorded_curve(store, run_id, measure)
         arm = _arm_of(run_id, config.exploration)
         arms[arm] = (*arms.get(arm, ()), curve)
     if "plain" not in arms:
@@ -177,6 +165,22 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
             f"runs {', '.join(run_ids)} give no learning curves: the held-out {measure} of those without "
             "exploration does not rise; use longer runs"
         ) from error
+
+
+def _recorded_curve(store: RunStore, run_id: str, measure: str) -> LearningCurve:
+    from storage.record.queries.runs import score_curve  # pandas
+
+    with store.reading(run_id) as connection:
+        frame = score_curve(connection, run_id)
+    if len(frame) < 2 or frame["iteration"].iloc[0] != 0:
+        raise ConfigurationError(
+            f"run {run_id} has {len(frame)} evaluations; a learning curve needs one before the first "
+            "iteration and one later"
+        )
+    return LearningCurve(
+        iterations=tuple(int(at) for at in frame["iteration"]),
+        values=tuple(float(value) for value in frame[measure]),
+    )
 
 
 def _arm_of(run_id: str, settings: ExplorationConfig) -> Arm:

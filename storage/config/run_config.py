@@ -381,19 +381,11 @@ class RunConfig(Section):
                 f"budget.usd is {self.budget.usd:g}, but price.reserved_usd_per_hour is 0, so no dollar "
                 "would be counted; set the price, or set budget.hours instead"
             )
-        workers, shared = self.runtime.least_workers, self.sequence_parallel
-        for kind, count in shared.by_kind.items():
-            if count > workers and not self.runtime.counts_devices:
-                yield (
-                    f"sequence_parallel.{kind} is {count}, but there are {workers} workers; lower it, or "
-                    "raise runtime.spot_workers"
-                )
-        if self.model.compile and shared.largest > 1:
-            yield (
-                f"model.compile is true with samples shared by {shared.largest} devices, which was never "
-                "tried together; set model.compile=false, or all degrees of sequence_parallel to 1"
-            )
-        leaves, degree = self.runtime.trainers_leave, shared.rollout
+        yield from self._contradictions_of_training()
+        yield from self._contradictions_of_sharing()
+
+    def _contradictions_of_training(self) -> Iterator[str]:
+        leaves, degree = self.runtime.trainers_leave, self.sequence_parallel.rollout
         if leaves and self.algorithm.advantage_std == "batch":
             yield (
                 "runtime.trainers_leave is true with algorithm.advantage_std=batch, with which nothing can "
@@ -425,11 +417,26 @@ class RunConfig(Section):
                     "all trained weights, which have to be small; set adaptation.mode=lora, or lower "
                     "trainer_workers"
                 )
-        if shared.largest > 1 and training > 1:
+
+    def _contradictions_of_sharing(self) -> Iterator[str]:
+        workers, shared = self.runtime.least_workers, self.sequence_parallel
+        for kind, count in shared.by_kind.items():
+            if count > workers and not self.runtime.counts_devices:
+                yield (
+                    f"sequence_parallel.{kind} is {count}, but there are {workers} workers; lower it, or "
+                    "raise runtime.spot_workers"
+                )
+        if self.model.compile and shared.largest > 1:
             yield (
-                f"runtime.trainer_workers is {training} and sequence_parallel shares samples between up to "
-                f"{shared.largest} devices: a process is in one group at a time, so a run can do only one of "
-                "them; set runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
+                f"model.compile is true with samples shared by {shared.largest} devices, which was never "
+                "tried together; set model.compile=false, or all degrees of sequence_parallel to 1"
+            )
+        if shared.largest > 1 and self.runtime.trainer_workers > 1:
+            yield (
+                f"runtime.trainer_workers is {self.runtime.trainer_workers} and sequence_parallel shares "
+                f"samples between up to {shared.largest} devices: a process is in one group at a time, so "
+                "a run can do only one of them; set runtime.trainer_workers=1, or all degrees of "
+                "sequence_parallel to 1"
             )
         if shared.largest > 1 and self.evaluated_model != self.model:
             yield (

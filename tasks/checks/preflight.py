@@ -51,14 +51,7 @@ def check(config: RunConfig) -> list[str]:
     """
     inputs = check_inputs(config)
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
-        refuse_missing_cuda(config.model)
-        if device_of(config.model).type == "cuda":
-            refuse_standbys_with_gpus(config.runtime)
-        elif config.runtime.scorer_gpu:
-            raise ConfigurationError(
-                f"runtime.scorer_gpu = {config.runtime.scorer_gpu:g}, but no CUDA device is visible here; "
-                "set it to 0 to judge on the CPU, or run on a cluster with a GPU (runtime.cluster)"
-            )
+        _refuse_missing_gpus(config)
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
         refuse_gpus_of_local_processes(config.runtime, config.model)
@@ -98,6 +91,17 @@ def check(config: RunConfig) -> list[str]:
             f"{min(shared)!r}; their images still differ by seed"
         )
     return warnings
+
+
+def _refuse_missing_gpus(config: RunConfig) -> None:
+    refuse_missing_cuda(config.model)
+    if device_of(config.model).type == "cuda":
+        refuse_standbys_with_gpus(config.runtime)
+    elif config.runtime.scorer_gpu:
+        raise ConfigurationError(
+            f"runtime.scorer_gpu = {config.runtime.scorer_gpu:g}, but no CUDA device is visible here; "
+            "set it to 0 to judge on the CPU, or run on a cluster with a GPU (runtime.cluster)"
+        )
 
 
 def read_weights(model: ModelConfig) -> int:

@@ -65,7 +65,7 @@ def code_digests(config: RunConfig, judges_alone: bool = False) -> dict[str, str
     """Return SHA-256 of the source files of a run's judges, strategy and objective.
 
     Args:
-        judges_alone: True for those of the reward and the second judge.
+        judges_alone: True for only the reward and the second judge.
 
     Returns:
         `digest reward`, `digest evaluation.judge`, `digest exploration.strategy` and `digest

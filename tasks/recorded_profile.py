@@ -29,7 +29,7 @@ _MOST_SPREAD = 2.0
 """The largest deviation of values' logarithms; larger ones are capped."""
 
 _IN_PASSING = 0.02
-"""The share of a rollout's device time below which it tells nothing about a degree."""
+"""Least share of a rollout's device time at a degree that says something about it."""
 
 _ASSUMED_START = Quantity(value=60.0, uncertainty=0.7, source="assumed: no start was recorded")
 _ASSUMED_EVALUATION = Quantity(value=1.0, source="assumed: no evaluation was recorded")

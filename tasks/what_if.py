@@ -102,7 +102,7 @@ class Simulation:
         return WhatIf(self.asked.answers(policies, on_run), self.asked, market, self._curves).to_json()
 
     def spot_for(self, hours: float) -> dict[str, Any]:
-        """Find the fewest spot devices for a run to end within so many hours, without exploration.
+        """Find the fewest spot devices with which a run without exploration ends within so many hours.
 
         The number doubles until the futures' median ends in time, then bisects towards the last that did not.
         """
@@ -261,7 +261,7 @@ def record_run(
     about: str,
     curves: LearningCurves | None = None,
 ) -> None:
-    """Record a simulated run, which kept its intervals, with status `simulated`; its times end now.
+    """Record a simulated run that kept its intervals, with status `simulated`; its times end now.
 
     It has no samples, drafts or images. Its evaluations' scores come from the policy's learning curve, the
     median of its run seeds; without a curve it has no evaluations, and their time is part of the

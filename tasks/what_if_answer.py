@@ -30,7 +30,7 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from tasks.market_question import prices_in_words, serving_in_words
 
 _WORTH_SAYING = 0.95
-"""The share of a run's time and dollars up to which an alternative is worth a sentence."""
+"""Largest share of a run's time and dollars at which an alternative is worth mentioning."""
 
 
 @dataclass(frozen=True)

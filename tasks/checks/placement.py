@@ -28,7 +28,7 @@ _ANSWER_S = 120.0
 
 
 class HostProbe:
-    """A worker of the cluster that inspects a host as a worker of the run would see it."""
+    """A cluster worker that inspects a host as the run's workers would see it."""
 
     def look(self, config: RunConfig, trains: bool, arrives: bool) -> tuple[str, str]:
         """Return a description of the host, and why a worker would fail there (empty if it would not).

@@ -228,7 +228,7 @@ def _check_processes(runtime: RuntimeConfig) -> list[str]:
 
 
 def _check_notices(runtime: RuntimeConfig) -> None:
-    """Check only the setting: its address is meant on each spot worker's machine, not on this one."""
+    """Check only the setting: each spot worker's machine resolves the address, not this one."""
     name, at, url = runtime.notices.partition("@")
     if name == "none" and not at:
         return

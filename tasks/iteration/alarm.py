@@ -81,7 +81,7 @@ def answer(session: Session, iteration: int) -> Answer:
             pinned = session.checkpoints.pinned
             if pinned is None:
                 raise _end(session, message, "there is no sound checkpoint to return to")
-            session.runtime.return_to(session.checkpoints.load(pinned).blobs)  # prompts and noise go on
+            session.runtime.return_to(session.checkpoints.load(pinned).blobs)  # prompts and noise continue
             session.next_plan = None
             message = f"{message}; back to the weights of iteration {pinned}"
             return Answer(_note(session, "returned", message), True)

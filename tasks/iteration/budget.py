@@ -1,7 +1,7 @@
-"""A run's budget: no iteration begins that would exceed it.
+"""A run's budget: an iteration that would exceed it does not start.
 
 An iteration is expected to cost as much as the last one. The held-out evaluation that ends a run also counts,
-so a run that ends early can still afford it. A run killed during it can be resumed for it alone.
+so a run that ends early can still afford it. A run killed during that evaluation can be resumed for it alone.
 """
 
 from __future__ import annotations

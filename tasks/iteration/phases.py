@@ -316,7 +316,7 @@ def _times(session: Session, rolled: Rollout, trained: Trained, rolling_s: float
         judging_s=seconds["reward"],
         train_s=trained.left_s,
         draft_wait_s=seconds["explore_wait"],
-        # Ranks that do not hold cost this in every iteration; other drafts before a rollout are made once.
+        # Untrusted ranks cost this in every iteration; other drafts before a rollout are made once.
         whole_s=rolling_s + seconds.get("redraft", 0.0),
         trained=trained.samples,
         rollers=len({one.worker for one in rolled.delivered}),

@@ -51,7 +51,7 @@ STORM_DEVICES, STORM_S = 5, 600.0
 
 
 class StormWatch:
-    """A run's preemptions that belong to no reported storm yet."""
+    """A run's preemptions that are not part of a reported storm."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -204,7 +204,7 @@ class Session:
 
 
 def status_after(error: BaseException | None) -> RunStatus:
-    """Return the status of a run that ends by this exception (None: by none)."""
+    """Return the status of a run that ends with this exception (None: without one)."""
     if error is None:
         return "finished"
     if isinstance(error, ClusterLostError):

@@ -1,4 +1,4 @@
-"""Benchmarks, in a folder for each question; `python -m benchmarks.NAME` finds NAME in whichever has it."""
+"""Benchmarks, in a folder per question; `python -m benchmarks.NAME` finds NAME in any of them."""
 
 from pathlib import Path
 

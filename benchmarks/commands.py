@@ -1,4 +1,4 @@
-"""Live runs of `spotlight`: its command line, settings of short ones, and the state that a run ends with."""
+"""Live runs of `spotlight`: command lines, settings of short runs, and a run's final state."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def spotlight(*arguments: str, settings: Sequence[str] = ()) -> list[str]:
 
 
 def train(home: Path, run_id: str, preset: str, settings: Sequence[str]) -> None:
-    """Do a run without a word.
+    """Train a run without output.
 
     Raises:
-        subprocess.CalledProcessError: it failed.
+        subprocess.CalledProcessError: the run failed.
     """
     command = spotlight("train", "--preset", preset, "--run-id", run_id, settings=settings)
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {HOME_VARIABLE: str(home)})
 
 
 def final_state(home: Path, run_id: str) -> dict[str, bytes]:
-    """Return weights, moving average and optimiser of a run's last checkpoint; empty where there is none."""
+    """Return weights, moving average and optimiser of a run's last checkpoint; empty without one."""
     checkpoint = CheckpointStore(Home(home).run(run_id)).load_latest()
     return {} if checkpoint is None else dict(checkpoint.blobs)

@@ -1,4 +1,4 @@
-"""How a benchmark ends: one JSON line, kept with what it was measured on when asked to; percentiles."""
+"""Output of benchmarks: one JSON line, kept on request with commit, device and date; percentiles."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def options(doc: str | None, quick: str = "") -> argparse.ArgumentParser:
-    """A parser with `--keep`; what it parses has the `commit` of the start: a working tree may move on.
+    """Return a parser with `--keep`; its result has the `commit` at the start, as a working tree may change.
 
     Args:
         doc: the benchmark's docstring.
-        quick: what `--quick` does; without it there is no such option.
+        quick: help of `--quick`; empty for no such option.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/NAME.json as well")
@@ -43,7 +43,7 @@ def finish(
 ) -> None:
     """Print the figures as one JSON line; with `--keep`, write them with command, commit, device, date.
 
-    `module` is the benchmark's, where the result is not called like it.
+    `module` is the benchmark's, if the result has another name.
     """
     if given.keep:
         write_result(name, figures, device, module, given.commit)
@@ -58,10 +58,10 @@ def write_result(
     began_at: str | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Write the figures with command, commit, device and date; arguments as of `finish`.
+    """Write the figures with command, commit, device and date; arguments as for `finish`.
 
     Args:
-        folder: of the file; None for that of the kept results.
+        folder: the file's folder; None for that of the kept results.
     """
     facts = environment()
     kept = {
@@ -79,5 +79,5 @@ def write_result(
 
 
 def nearest_rank(values: Sequence[float], share: float) -> float:
-    """The smallest value that a share of all values does not exceed."""
+    """Return the smallest value that a share of all values does not exceed."""
     return sorted(values)[math.ceil(share * len(values)) - 1]

@@ -1,24 +1,23 @@
-"""The simulator against live runs that its profile was not taken from.
+"""Compare the simulator with live runs that its profile was not taken from.
 
-Live runs of the embedded models on this machine are done one after another and kept in the home
-(benchmarks/cost/backtest_runs.py), so that an interrupted backtest goes on where it was. Let nothing else run
-meanwhile. Each is then simulated: the same settings, fleet and trace, by a profile recorded from other runs
-of its kind, which have as many devices and the same scorer. Devices and scorers share the machine's cores, so
-their times hold for such runs only. For a run under losses, the time of a start and that from a loss to its
-discovery come from the other runs under losses.
+Live runs of the embedded models on this machine run one after another and are kept in the home
+(benchmarks/cost/backtest_runs.py), so that an interrupted backtest continues. Run nothing else meanwhile.
+Each is then simulated with the same settings, fleet and trace, by a profile recorded from other runs of its
+kind: as many devices, and the same scorer. Devices and scorers share the machine's cores, so their times hold
+for such runs only. For a run under losses, the times of a start and from a loss to its discovery come from
+the other runs under losses.
 
-The machine is faster in one minute than in another. A fixed piece of work, done four times a second beside
-every run (`machine_speed.py`), says by how much: all times of a profile are multiplied by what the
-work took during the run over what it took during the runs of the profile. Figures named `unscaled` are by
-profiles as they were recorded, `slower` has the least and the most of these factors. The work shares the
-cores with the run, so what differs in their load is in it too.
+The machine's speed varies by the minute. A fixed piece of work, done four times a second beside every run
+(`machine_speed.py`), measures it: all times of a profile are multiplied by the work's time during the run
+over that during the profile's runs. Figures named `unscaled` use profiles as recorded; `slower` has the
+smallest and the largest factor. The work shares the cores with the run, so it also reflects their load.
 
-`iteration_error`: mean of the simulated iterations over that of the live ones, less 1, without sign; the
-first iteration, which warms up, is left out of both. `dollars_error`: the same of the whole bill, with start
-and evaluations. `ranking_kept`: of every two runs whose live figures differ by more than half of the wider
-interval of their simulated iterations, the simulation has the same one first, by seconds and by dollars of a
-sample; null without such a pair. `ranking_pairs` and `ranking_in_order` count them.
-`closed_form_error`: of the simulated duration, against the formula for devices that are alike and stay.
+`iteration_error`: |mean simulated iteration / mean live iteration - 1|, without the first iteration, which
+warms up. `dollars_error`: the same for the whole bill, with start and evaluations. `ranking_kept`: the
+simulation ranks every two runs whose live figures differ by more than half of the wider interval of their
+simulated iterations in the same order, by seconds and by dollars per sample; null without such a pair.
+`ranking_pairs` and `ranking_in_order` count them. `closed_form_error`: error of the simulated duration
+against the formula for equal devices without losses.
 
     SPOTLIGHT_HOME=FOLDER python -m benchmarks.backtest [--quick] [--keep]
 """
@@ -54,20 +53,20 @@ _FULL, _SHORT = 10, 4
 """Iterations of a run."""
 
 _DRAWS = 20
-"""Simulations by values drawn from the profile, for an interval."""
+"""Simulations with values drawn from the profile, for an interval."""
 
 _PHASES = ("rollout", "reward", "train", "driver", "evaluate")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to, live or simulated.
+    """Figures of a run, live or simulated.
 
     Attributes:
-        iteration_s: mean of its iterations but the first.
-        usd: of all devices, from the first start to the end.
-        phase_s: mean seconds of each phase; of `driver`, what an iteration takes beside the others.
-        losses: of spot devices.
+        iteration_s: mean of its iterations except the first.
+        usd: dollars of all devices, from the first start to the end.
+        phase_s: mean seconds of each phase; `driver` is the rest of an iteration.
+        losses: number of lost spot devices.
     """
 
     iteration_s: float
@@ -82,12 +81,12 @@ class Compared:
 
     Attributes:
         kept: the run.
-        live, simulated: what they came to.
-        low, high: of simulated iterations, by drawn values, over that by the values themselves.
-        samples: of an iteration.
-        closed_form: duration by formula over the simulated one, where there is a formula.
-        slower: what the machine's fixed work took during the run, over during those of the profile.
-        unscaled_iteration_s: what the profile says as it was recorded.
+        live, simulated: figures of both.
+        low, high: bounds of simulated iterations with drawn values, over those with the values themselves.
+        samples: samples per iteration.
+        closed_form: duration by formula over the simulated one; None without a formula.
+        slower: time of the machine's fixed work during the run, over that during the profile's runs.
+        unscaled_iteration_s: iteration by the profile as recorded.
         degree: devices that shared each sample.
     """
 
@@ -104,21 +103,21 @@ class Compared:
 
     @property
     def iteration_error(self) -> float:
-        """Of the mean iteration."""
+        """Error of the mean iteration."""
         return abs(self.simulated.iteration_s / self.live.iteration_s - 1)
 
     @property
     def unscaled_error(self) -> float:
-        """Of the mean iteration by the profile as it was recorded."""
+        """Error of the mean iteration by the profile as recorded."""
         return abs(self.unscaled_iteration_s / self.live.iteration_s - 1)
 
     @property
     def dollars_error(self) -> float:
-        """Of the bill."""
+        """Error of the bill."""
         return abs(self.simulated.usd / self.live.usd - 1)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values: a row of the table."""
+        """Return a row of the table, as JSON values."""
         return {
             "run": self.kept.live.name,
             "preset": self.kept.live.preset,
@@ -139,7 +138,7 @@ class Compared:
 
 
 def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
-    """What a recorded run came to."""
+    """Return the figures of a recorded run."""
     with RunStore(home).reading(run_id) as connection:
         work = iteration_work(connection, run_id)[1:]
 
@@ -154,7 +153,7 @@ def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
         return statistics.fmean(float(value) for value in work[column])
 
     phases = {name: mean(f"{name}_s") for name in ("rollout", "reward")}
-    # What runs beside the rollout and the wait for scores is in those.
+    # Work beside the rollout and the wait for scores is part of those.
     phases["train"] = mean("train_device_s") / config.runtime.trainer_workers - mean("train_beside_s")
     iteration_s = mean("iteration_s")
     phases["driver"] = iteration_s - sum(phases.values())
@@ -164,7 +163,7 @@ def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
 
 
 def simulated_figures(run: SimulatedRun, config: RunConfig) -> Figures:
-    """What a simulated run came to."""
+    """Return the figures of a simulated run."""
     evaluations = sum(config.evaluates_after(iteration) for iteration in range(config.iterations + 1))
     phases = {
         name: run.phases[name] / TICKS_PER_S / (evaluations if name == "evaluate" else config.iterations)
@@ -195,7 +194,7 @@ def _shifted(trace: Trace, by_s: float) -> Trace:
 
 
 def first_phase_at(home: Home, run_id: str) -> float:
-    """When the first images of a run were begun (Unix seconds)."""
+    """Return when a run began its first images (Unix seconds)."""
     with RunStore(home).reading(run_id) as connection:
         row = connection.execute(
             "SELECT min(started_at) FROM worker_states WHERE run_id = ? AND state = 'rollout'", [run_id]
@@ -205,13 +204,13 @@ def first_phase_at(home: Home, run_id: str) -> float:
 
 
 def profile_for(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Profile | None:
-    """A profile from other runs of the same kind; None where there are none."""
+    """Return a profile from other runs of the same kind; None without any."""
     calm = [other.run_id for other in _calm(kept, runs)]
     if not calm:
         return None
     profile = recorded_profile(home, *calm)
     alone = [other.run_id for other in runs if other.live.kind == kept.live.alone and other.trace is None]
-    if alone:  # a device that has lost the one that it shares samples with
+    if alone:  # a device that has lost its partner
         steps = recorded_profile(home, *alone).steps
         profile = profile.model_copy(update={"steps": (*steps, *profile.steps)})
     if kept.trace is None:
@@ -229,23 +228,23 @@ def profile_for(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Profile |
 
 
 def _calm(kept: KeptRun, runs: Sequence[KeptRun]) -> list[KeptRun]:
-    """The other runs of a run's kind that are under no losses: those of its profile."""
+    """Return the other runs of a run's kind without losses: those of its profile."""
     return [run for run in runs if run.live.kind == kept.live.kind and run is not kept and run.trace is None]
 
 
 def work_s(home: Home, kept: KeptRun) -> float:
-    """What the machine's fixed work typically took while a run's phases went on, in processor seconds."""
+    """Return the median time of the machine's fixed work during a run's phases, in CPU seconds."""
     since = first_phase_at(home, kept.run_id)
     return statistics.median(seconds for at, seconds in kept.speed if at >= since)
 
 
 def slowness(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> float:
-    """How many times as long the machine's fixed work took during a run as during those of its profile."""
+    """Return the time of the machine's fixed work during a run, relative to its profile's runs."""
     return work_s(home, kept) / statistics.fmean(work_s(home, other) for other in _calm(kept, runs))
 
 
 def scaled(profile: Profile, slower: float) -> Profile:
-    """A profile on a machine that takes so many times as long for everything."""
+    """Return a profile on a machine that is slower by this factor."""
     times = {name: found for name, found in profile.quantities.items() if name != "evaluation"}  # a ratio
     return profile.model_copy(
         update={name: one.model_copy(update={"value": one.value * slower}) for name, one in times.items()}
@@ -253,14 +252,14 @@ def scaled(profile: Profile, slower: float) -> Profile:
 
 
 def _discoveries_s(kept: KeptRun, lost: Sequence[float]) -> list[float]:
-    """Seconds from each loss of an instance to the moment at which the run knew of it."""
+    """Return the seconds from each loss of an instance until the run noticed it."""
     assert kept.trace is not None, "a run under losses"
     gone = [kept.began_at + event.at_s for event in kept.trace.events if event.kind == "remove"]
     return [at - max(before) for at in lost if (before := [time for time in gone if time <= at])]
 
 
 def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | None:
-    """A live run beside its simulation; None where no profile stands for it."""
+    """Return a live run beside its simulation; None if no profile fits."""
     recorded = profile_for(home, kept, runs)
     if recorded is None:
         return None
@@ -290,7 +289,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
 
 
 def ranking(rows: Sequence[Compared], of: Callable[[Figures], float]) -> tuple[int, int]:
-    """Pairs of runs that differ by more than the interval, and how many are simulated in their order."""
+    """Return the number of pairs that differ by more than the interval, and of those simulated in order."""
     pairs = kept = 0
     for one, other in itertools.combinations(rows, 2):
         a, b = of(one.live) / one.samples, of(other.live) / other.samples
@@ -303,7 +302,7 @@ def ranking(rows: Sequence[Compared], of: Callable[[Figures], float]) -> tuple[i
 
 
 def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: int) -> dict[str, Any]:
-    """The result's figures."""
+    """Return the result's figures."""
     calm = [row for row in rows if row.kept.trace is None]
     rough = [row for row in rows if row.kept.trace is not None]
     by_time = ranking(rows, lambda figures: figures.iteration_s)

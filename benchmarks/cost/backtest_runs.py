@@ -1,4 +1,4 @@
-"""The live runs of the backtest: which there are, and how each is done once and kept in the home."""
+"""The live runs of the backtest; each is run once and kept in the home."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from storage.record.run_store import RunStore
 from tasks.chaos.replayed_trace import TracePlan, replayed
 
 _BUSY_FOR_S = 2.0
-"""How long the machine is looked at before a run begins."""
+"""Seconds for which the machine is observed before a run begins."""
 
 _ALL = ("evaluation.every=0", "evaluation.prompts=96", "runtime.reserved_workers=1",
         "runtime.scorer_workers=1", "runtime.start_timeout_s=600")  # fmt: skip
 _LOCAL = ("runtime.cluster=local",)
 _RAY = ("runtime.cluster=ray", "runtime.spot_workers=1", "runtime.history=true", "runtime.commit_steps=2",
         "runtime.lease_s=60")  # fmt: skip
-"""As `spotlight chaos --trace` has it: histories are kept, and devices stop after each denoising step."""
+"""As in `spotlight chaos --trace`: histories are kept, and devices stop after each denoising step."""
 
 _KEPT = ("runtime.history=true", "runtime.commit_steps=2", "runtime.lease_s=60")
 """As `_RAY`: workers are found by their histories."""
@@ -40,24 +40,24 @@ _SPOT_LIFE = TraceShape(
     capacity=1, length_s=600.0, mean_lifetime_s=30.0, multi_loss_share=0.0, zones=1, mean_reacquire_s=12.0,
     min_reacquire_s=8.0,
 )  # fmt: skip
-"""An instance lives as long as some iterations take; another one comes a few seconds after its loss."""
+"""An instance lives for some iterations; another one comes a few seconds after its loss."""
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A run to be done.
+    """A planned run.
 
     Attributes:
-        name: short.
+        name: short name.
         kind: runs of one kind have as many devices and the same scorer, alike in what they do beside each
             other, so that the profile of one holds for the others, although all share the machine's cores.
-        preset: what is computed.
-        settings: on top of the preset's and of those that all have.
-        trace_seed: of the trace that is replayed under it; None for none.
+        preset: preset to run.
+        settings: settings on top of the preset's and the common ones.
+        trace_seed: seed of the replayed trace; None for none.
         notice_s: seconds of notice before a loss.
-        alone: kind of the runs that say what a step takes a device alone, where devices share samples. Under
-            losses no instances come and go then, as devices of several share no samples: the spot worker of
-            the one instance is killed when the trace's instance goes, and replaced at once.
+        alone: kind of the runs that measure a step of a single device, if devices share samples. Under
+            losses, no instances come and go then, as devices of different instances share no samples: the
+            spot worker of the one instance is killed when the trace's instance goes, and replaced at once.
     """
 
     name: str
@@ -69,7 +69,7 @@ class LiveRun:
     alone: str = ""
 
     def all_settings(self, iterations: int) -> list[str]:
-        """What differs from the preset."""
+        """Return the differences from the preset."""
         return [f"iterations={iterations}", *_ALL, *self.settings]
 
 
@@ -123,9 +123,8 @@ RUNS = (
     LiveRun("pair-shapes-2", "pair shapes", "shapes", _pair("seed=2")),
     LiveRun("one-shapes-2", "one shapes", "shapes", _spot(0, "seed=2")),
 )
-"""Of a full backtest, in the order in which they are done. A run stands between those of its kind or next to
-them, and one under losses between the two that say what its steps take: a machine that is slower in one hour
-than in another then wrongs the simulator little."""
+"""The runs of a full backtest, in order. A run is between or next to those of its kind, and one under losses
+between the two that time its steps, so that an hourly change of the machine's speed biases little."""
 
 _TINY = ("algorithm.prompts_per_iteration=4", "evaluation.prompts=16")
 
@@ -137,15 +136,15 @@ QUICK = tuple(replace(run, settings=(*run.settings, *_TINY)) for run in RUNS if 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A live run that is finished.
+    """A finished live run.
 
     Attributes:
-        live: which.
-        run_id: in the home.
+        live: the planned run.
+        run_id: its identifier in the home.
         busy: share of the machine's cores that other processes used just before it.
         trace: instances as they came and went; None without a trace. Its times count from `began_at`.
-        began_at: when the replay began (Unix seconds).
-        speed: of the machine from the start of the run's processes to their end.
+        began_at: start of the replay (Unix seconds).
+        speed: the machine's speed from the start of the run's processes to their end.
     """
 
     live: LiveRun
@@ -157,9 +156,9 @@ class KeptRun:
 
 
 def kept_runs(home: Home, runs: Iterable[LiveRun], iterations: int, prefix: str) -> list[KeptRun]:
-    """Do each run that the home does not hold finished yet, one after another.
+    """Run each run that the home does not hold finished, one after another.
 
-    An interrupted one is done again under another name: a resumed run says nothing of an undisturbed one.
+    An interrupted one is repeated under another name: a resumed run does not represent an undisturbed one.
 
     Raises:
         RuntimeFailure: one of them failed.
@@ -177,7 +176,7 @@ def _find(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun | 
         if _work(row.config) != _work(wanted):  # its settings have changed since
             continue
         known = json.loads(facts.read_text(encoding="utf-8"))
-        if "speed" not in known:  # of an earlier version
+        if "speed" not in known:  # written by an earlier version
             continue
         speed = tuple((at, seconds) for at, seconds in known["speed"])
         events = tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in known["events"])
@@ -187,7 +186,7 @@ def _find(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun | 
 
 
 def _work(config: RunConfig) -> tuple[object, ...]:
-    """What of a run's settings its times depend on."""
+    """Return the settings that a run's times depend on."""
     algorithm, evaluation, runtime = config.algorithm, config.evaluation, config.runtime
     return (
         config.seed, config.iterations, config.model.path, config.sampling, algorithm.prompts_per_iteration,
@@ -214,7 +213,7 @@ def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
         else:
             known |= _replay(home, run_id, live, arguments, trace, settings)
     known["speed"] = speed
-    # Written last: a run without it is done again.
+    # Written last: a run without it is repeated.
     file = _facts(home, run_id)
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(known), encoding="utf-8")
@@ -225,9 +224,9 @@ def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
 
 
 def _kill(home: Home, run_id: str, arguments: Sequence[str], trace: Trace) -> dict[str, object]:
-    """Do a run whose spot worker is killed whenever the trace's instance goes; what there was of it.
+    """Run while killing the spot worker whenever the trace's instance goes; return the observed trace.
 
-    The result's times count from the beginning of the first worker.
+    Its times count from the start of the first worker.
     """
     faults = [Fault(kind="kill", at_s=event.at_s) for event in trace.events if event.kind == "remove"]
     ran = disturb(home, run_id, arguments, faults)
@@ -248,7 +247,7 @@ def _kill(home: Home, run_id: str, arguments: Sequence[str], trace: Trace) -> di
 def _replay(
     home: Home, run_id: str, live: LiveRun, arguments: Sequence[str], trace: Trace, settings: Sequence[str]
 ) -> dict[str, object]:
-    """Do a run under a trace, in the trace's own time; what its instances did."""
+    """Run under a trace, in the trace's own time; return what its instances did."""
     plan = TracePlan(live.name, trace, trace, most=1, notice_s=live.notice_s, stretch=1.0)
     with replayed(plan, load_config(live.preset, list(settings), {}).runtime, trace.length_s) as replay:
         joined = sets(plan.settings(replay.instances.address))
@@ -263,7 +262,7 @@ def _refuse_restarts(run_id: str, ran: DisturbedRun) -> None:
 
 
 def _names(home: Home, live: LiveRun, prefix: str) -> list[str]:
-    """The identifiers under which a run was begun, the first one first."""
+    """Return the identifiers under which a run was begun, oldest first."""
     found: list[str] = []
     while True:
         name = f"{prefix}-{live.name}-{len(found) + 1}"

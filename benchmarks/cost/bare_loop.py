@@ -1,7 +1,7 @@
-"""The same iteration without Prefect, Ray and storage: one process, one loop.
+"""An iteration without Prefect, Ray and storage: one process, one loop.
 
-It is what the orchestration is measured against, what runs on a bare GPU machine, and, because
-every number is a function of its identity, it ends with the very weights of the orchestrated run.
+Orchestration is measured against it, and it runs on a bare GPU machine. Because every number is a function of
+its identity, it ends with the weights of the orchestrated run.
 
     python -m benchmarks.bare_loop --preset glyphs --iterations 5 [--set section.key=value]
 """
@@ -32,7 +32,7 @@ from storage.prompts.files import load_run_prompts
 
 @dataclass
 class BareResult:
-    """Times of each phase, one entry an iteration, and the digest of the weights at the end."""
+    """Times of each phase, one entry per iteration, and the digest of the final weights."""
 
     rollout_s: list[float] = field(default_factory=list)
     reward_s: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class BareResult:
 
 
 def run(config: RunConfig, iterations: int) -> BareResult:
-    """Do some iterations of a run, from its start."""
+    """Run the first iterations of a run."""
     train_prompts, _ = load_run_prompts(config)
     by_id = {prompt.prompt_id: prompt for prompt in train_prompts}
     scorer = build_scorer(config.reward)
@@ -81,7 +81,7 @@ def run(config: RunConfig, iterations: int) -> BareResult:
 
 @contextmanager
 def _timed(to: list[float]) -> Iterator[None]:
-    """Append the seconds of a block to a list; waits for the GPU where there is one."""
+    """Append a block's seconds to a list, waiting for the GPU if there is one."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
     began = time.perf_counter()
@@ -99,7 +99,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(arguments.preset, arguments.set, os.environ)
     result = run(config, arguments.iterations)
-    # The first iteration warms caches up and is left out where there is another.
+    # The first iteration warms up caches and is left out if there is another.
     warm = slice(1 if arguments.iterations > 1 else 0, None)
     images = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     medians = {name: statistics.median(getattr(result, name)[warm])

@@ -1,7 +1,7 @@
-"""How fast a machine is while something runs on it: processor seconds of one fixed piece of work.
+"""A machine's speed while something runs on it: CPU seconds of a fixed piece of work.
 
-Cores that are shared with other machines, and whose clocks change, do the same work in 1.3 times the time a
-minute later, and nothing that the operating system counts says so.
+Cores shared with other machines, with changing clocks, may take 1.3 times as long for the same work a minute
+later, without any trace in the operating system's counters.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import TextIO
 from storage.errors import RuntimeFailure
 
 Look = tuple[float, float]
-"""When it was looked (Unix seconds), and the processor seconds that the work took."""
+"""Time of a measurement (Unix seconds), and CPU seconds of the work."""
 
 _EVERY_S = 0.25
-_PRODUCTS = 40  # of matrices: five milliseconds of work, so two hundredths of a core
+_PRODUCTS = 40  # matrix products: five milliseconds of work, two hundredths of a core
 
 
 @contextmanager
 def watched() -> Iterator[list[Look]]:
-    """Watch the machine's speed in a process of its own; the list has all looks once the context is left.
+    """Measure the machine's speed in a separate process; the list is complete after the context.
 
     Raises:
-        RuntimeFailure: the process ended before its first look.
+        RuntimeFailure: the process ended before its first measurement.
     """
     looks: list[Look] = []
     call = f"import sys; from {__name__} import watch; watch(sys.stdout)"
@@ -50,13 +50,13 @@ def watched() -> Iterator[list[Look]]:
             process.terminate()
             process.wait()
             noted.seek(0)
-            # What was cut off by the end is no look.
+            # A line cut off by the end does not count.
             whole = [line.split() for line in noted if line.endswith("\n")]
             looks += [(float(at), float(seconds)) for at, seconds in whole]
 
 
 def watch(out: TextIO) -> None:
-    """Do the work four times a second until the process is ended; a line each."""
+    """Do the work four times a second until the process is ended; print a line each time."""
     import torch
 
     start = torch.randn(128, 128, generator=torch.Generator().manual_seed(0))
@@ -66,7 +66,7 @@ def watch(out: TextIO) -> None:
         for _ in range(_PRODUCTS):
             values = torch.tanh(values @ start)
 
-    work()  # the first time, much is set up
+    work()  # warm up
     while True:
         at, began = time.time(), time.thread_time()
         work()

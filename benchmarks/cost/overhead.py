@@ -1,11 +1,10 @@
-"""What Prefect, Ray and storage add to the bare torch loop of the same iteration.
+"""Overhead of Prefect, Ray and storage over a bare torch loop of the same iteration.
 
 Both sides compute the same iterations of the same preset on one device and one scorer, one after
 the other: the bare loop in one process, the orchestrated one through the real flow (Prefect server,
-Ray actors, DuckDB, MLflow, a checkpoint each iteration). What the flow does beside a rollout (the
-commit of the iteration before, the server) runs on another core where there is one, and counts only
-where it slows the iteration. They take turns, and the medians of all turns are compared, because
-machines are noisy.
+Ray actors, DuckDB, MLflow, a checkpoint each iteration). Work that the flow does beside a rollout (the
+previous commit, the server) uses another core if there is one, and counts only if it slows the iteration.
+Both take turns, and the medians of all turns are compared, because machines are noisy.
 
     python -m benchmarks.overhead [--quick]
 """
@@ -36,7 +35,7 @@ _ONE_DEVICE = (
 
 
 def bare(preset: str, iterations: int) -> tuple[list[float], str]:
-    """Seconds of each iteration after the first, and the weights' digest."""
+    """Return the seconds of each iteration after the first, and the weights' digest."""
     code = (
         "import json, os, sys; from benchmarks.cost.bare_loop import run;"
         "from storage.config.loading import load_config;"
@@ -52,7 +51,7 @@ def bare(preset: str, iterations: int) -> tuple[list[float], str]:
 
 
 def orchestrated(preset: str, iterations: int) -> tuple[list[float], str]:
-    """Seconds between the ends of successive iterations of a real run, and the weights' digest."""
+    """Return the seconds between ends of successive iterations of a real run, and the weights' digest."""
     from safetensors.numpy import load
 
     from gpu_runtime.learning.weights import weights_digest

@@ -1,15 +1,15 @@
-"""Whole simulated runs at 10 to 10,000 devices: seconds, memory, and how the cost of an event grows.
+"""Simulate whole runs of 10 to 10,000 devices: seconds, memory, and how the cost of an event grows.
 
 A third of the devices is reserved and trains; the others are spot devices of a drawn trace (an instance lives
 90 minutes on average, three of four losses take several) with 30 s of notice, and explore during training.
-Each size has the same work a device: four batches of Qwen-Image at 512x512 an iteration, by the carried
-profile. The decisions are those of live runs, as in `spotlight what-if`.
+The work per device is the same at each size: four batches of Qwen-Image at 512x512 per iteration, by the
+shipped profile. The decisions are those of live runs, as in `spotlight what-if`.
 
-Times of an event are of the processor (`clock`), in one process: what else the machine does is not in them.
-Every phase is simulated; `what-if` repeats phases that no event of the trace disturbs, and takes less. A run
-has 50 iterations, at the largest size 3. `wall_s` and `cpu_s` are of the run at the largest size.
+An event's time is CPU time (`clock`) of one process, without other load of the machine. Every phase is
+simulated; `what-if` reuses phases that no event of the trace disturbs, and takes less. A run has 50
+iterations, or 3 at the largest size. `wall_s` and `cpu_s` are those of the run at the largest size.
 `growth_10_to_10000` compares its time of an event with that at the smallest, which is repeated until it has
-done a hundredth of the events. `peak_gib` is the most memory that the process held.
+done a hundredth of the events. `peak_gib` is the process's peak memory.
 
     python -m benchmarks.simulator [--quick] [--keep]
 """
@@ -36,18 +36,18 @@ from storage.config.loading import load_config
 from tasks.gpu_profile import counted_profile, named_gpu
 
 _PRESET = "qwen-image-geneval-512"
-_BATCHES = 4  # of a device and iteration
+_BATCHES = 4  # per device and iteration
 _NOTICE_S = 30.0
 _ITERATIONS = {10: 50, 100: 50, 1_000: 50, 10_000: 3}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A simulated run, and what it took to simulate.
+    """A simulated run, and the cost of simulating it.
 
     Attributes:
-        run: what it came to.
-        wall_s, cpu_s: elapsed seconds, and those of the processor.
+        run: the simulated run.
+        wall_s, cpu_s: elapsed and CPU seconds.
     """
 
     run: SimulatedRun
@@ -56,7 +56,7 @@ class Cost:
 
 
 def simulate(devices: int, iterations: int, seed: int = 0) -> Cost:
-    """One run, with as many batches a device whatever their number."""
+    """Simulate a run with the same batches per device at any size."""
     config = load_config(_PRESET, [f"iterations={iterations}"], {})
     images = _BATCHES * devices * config.sampling.batch_size
     prompts = max(1, images // config.algorithm.group_size)
@@ -77,7 +77,7 @@ def simulate(devices: int, iterations: int, seed: int = 0) -> Cost:
 
 
 def of_size(devices: int, costs: Sequence[Cost]) -> dict[str, Any]:
-    """The cost of an event over all runs of a size."""
+    """Return the cost of an event over all runs of a size."""
     done, cpu_s = sum(cost.run.events for cost in costs), sum(cost.cpu_s for cost in costs)
     return {
         "devices": devices, "runs": len(costs), "iterations": len(costs[0].run.iterations),
@@ -87,7 +87,7 @@ def of_size(devices: int, costs: Sequence[Cost]) -> dict[str, Any]:
 
 
 def measure(devices: int, iterations: int, events: int) -> dict[str, Any]:
-    """The cost of an event, over so many runs that they have at least so many events."""
+    """Return the cost of an event, over enough runs to have at least so many events."""
     costs = [simulate(devices, iterations)]
     while sum(cost.run.events for cost in costs) < events:
         costs.append(simulate(devices, iterations, seed=len(costs)))
@@ -99,7 +99,7 @@ def main() -> None:
     arguments = options(__doc__, "3 iterations, to 100 devices").parse_args()
     iterations = {10: 3, 100: 3} if arguments.quick else _ITERATIONS
     sizes = list(iterations)
-    simulate(sizes[0], 1)  # imports, and what is computed once
+    simulate(sizes[0], 1)  # warm up imports and caches
     whole = simulate(sizes[-1], iterations[sizes[-1]])
     least = whole.run.events // 100
     rows = [measure(devices, iterations[devices], least) for devices in sizes[:-1]]

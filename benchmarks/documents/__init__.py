@@ -1,1 +1,1 @@
-"""Documents, pictures and profiles that are written from kept results."""
+"""Documents, pictures and profiles written from kept results."""

@@ -14,11 +14,11 @@ CURVES = (
     ("plain_nft_shared", "#2f6f9f", "without exploration"),
     ("all_groups_nft", "#7b8794", "the same, as published"),
 )
-LEFT, RIGHT, TOP, BOTTOM = 500, 880, 70, 280  # of the chart, in pixels
+LEFT, RIGHT, TOP, BOTTOM = 500, 880, 70, 280  # the chart's bounds, in pixels
 
 
 def draw(exploration: Mapping[str, Any], overlap: Mapping[str, Any]) -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -104,6 +104,6 @@ def _text(
     anchor: str = "start",
     weight: str = "normal",
 ) -> str:
-    """One line of text."""
+    """Return one line of text."""
     style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}" font-weight="{weight}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{words}</text>'

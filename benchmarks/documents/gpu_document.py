@@ -110,8 +110,8 @@ def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
     """Return the measured GPU's profiles, one per size with a timed step; none without a result.
 
     Args:
-        result: the kept one.
-        folder: where the shipped profiles lie.
+        result: the kept result.
+        folder: folder of the shipped profiles.
     """
     found: dict[Path, str] = {}
     if not _is_of_a_gpu(result):
@@ -160,7 +160,7 @@ def _text(value: Any, spec: str) -> str:
 
 
 def _is_of_a_gpu(result: Result | None) -> TypeGuard[Result]:
-    """Return whether the result has more than the CPU's time to the same score."""
+    """Return True if the result has more than the CPU's time to the same score."""
     return result is not None and result["figures"]["device"] != "cpu"
 
 

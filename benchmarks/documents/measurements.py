@@ -81,7 +81,7 @@ def as_text(value: Any, spec: str = "") -> str:
 
 
 def fill(template: str, figures: Any) -> str:
-    """The template with each `{path:format}` replaced by its figure."""
+    """Return the template with each `{path:format}` replaced by its figure."""
     return _PLACEHOLDER.sub(lambda match: as_text(figure(figures, match[1]), match[2] or ""), template)
 
 
@@ -93,7 +93,7 @@ def cell(template: str, figures: Any) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     first, *rest = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return [first, "|" + "---|" * len(head), *rest, ""]
 
@@ -174,7 +174,7 @@ def origin(name: str, result: Mapping[str, Any], command: str = "") -> str:
 def document(
     results: Mapping[str, Any], judgements: Mapping[str, Any], gpu: Mapping[str, Any] | None = None
 ) -> str:
-    """The whole of docs/measurements.md.
+    """Return the text of docs/measurements.md.
 
     Raises:
         JudgementError: a named figure is not in its result.
@@ -192,7 +192,7 @@ def document(
         lines += [f"## {section['title']}", "", *([section["text"].strip(), ""] if "text" in section else [])]
         for name in section["results"]:
             lines += result_lines(name, results[name], judgements["result"][name])
-    studies = judgements["study"]  # whose code is gone: a paragraph each, and the last commit with that code
+    studies = judgements["study"]  # their code is gone: a paragraph each, and the last commit with it
     lines += ["## Earlier studies", "", paragraph(fill(studies["text"], studies)), ""]
     for name, entry in studies["results"].items():
         try:

@@ -1,1 +1,1 @@
-"""Faults, losses and restarts of a fleet, and checks that they lose and change nothing."""
+"""Faults, losses and restarts of a fleet, and checks that nothing is lost or changed."""

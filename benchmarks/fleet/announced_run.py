@@ -16,22 +16,22 @@ class AnnouncingReporter(progress.Reporter):
     """Prints `BEGIN done`, `PHASE name` and `ITERATION number` lines beside the usual ones."""
 
     def begin(self, run_id: str, total: int, done: int, gives_verdict: bool = True) -> None:
-        """A run starts or goes on after `done` iterations."""
+        """Announce that a run starts, or resumes after `done` iterations."""
         _say(f"BEGIN {done}")
         super().begin(run_id, total, done, gives_verdict)
 
     def phase(self, name: str) -> None:
-        """A phase has begun."""
+        """Announce a phase."""
         _say(f"PHASE {name}")
 
     def iteration(self, record: IterationRecord) -> None:
-        """An iteration is done."""
+        """Announce a finished iteration."""
         _say(f"ITERATION {record.iteration}")
         super().iteration(record)
 
 
 def _say(line: str) -> None:
-    # One write a line: phases begin in several threads, and `print` writes the newline apart.
+    # One write per line: phases begin in several threads, and `print` writes the newline separately.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -1,18 +1,18 @@
-"""How long devices that share samples take to form new groups, on the path of a run.
+"""Time that devices that share samples take to form new groups during a run.
 
 One reserved and three spot workers, Ray processes of a run of `embedded:glyphs`, share every sample
 (`sequence_parallel.rollout=4`, gloo). A spot worker is killed with SIGKILL in the middle of a chunk of
 denoising steps, its replacement joins, and so on: half of the trials are losses, half planned changes. The
-history that every run can keep gives the times of
+run's history gives the times of
 
 - a loss: from the kill to the first denoising step of a new group of survivors;
-- a planned change: from the moment at which the replacement holds the weights to its group's first step;
+- a planned change: from when the replacement holds the weights to its group's first step;
 - a cold restart: from the start of all processes to the first step that all four share.
 
-`between_phases` counts losses and changes during which a phase of generating ended, or had not begun, so that
-there was nothing to do for a new group; their times are in none of these.
+`between_phases` counts losses and changes during which a generating phase ended, or had not begun, so that a
+new group had nothing to do; their times are excluded.
 
-All samples are compared with the same samples computed by one process alone.
+All samples are compared with those of a single process.
 
     python -m benchmarks.elastic_sp [--quick] [--keep]
 """
@@ -53,23 +53,23 @@ _SETTINGS = (
 
 
 KILLER = "killer"
-"""Name under which the kills are in the history."""
+"""Name of the kills in the history."""
 
 HANG_S = 10.0
-"""A group without a step for so long after a kill counts as a hang."""
+"""Seconds without a group's step after a kill that count as a hang."""
 
 _REPLACED_WITHIN_S = 120.0
 
 
 @dataclass
 class Trials:
-    """Seconds of all kills, and how many said nothing.
+    """Times of all kills, and the number of uninformative ones.
 
     Attributes:
         killed_s: from a kill to the survivors' first denoising step, in the same phase.
         planned_s: from a replacement that holds the weights to its group's first step, in a phase.
         between_phases: losses and planned changes during which a phase ended, or had not begun.
-        hangs: kills after which no group of at least two survivors came to a step in time.
+        hangs: kills after which no group of at least two survivors made a step in time.
     """
 
     killed_s: list[float] = field(default_factory=list)
@@ -79,9 +79,9 @@ class Trials:
 
 
 class GroupKiller(WorkerKiller):
-    """Kills each victim when all `devices` share a sample, and notes it in the run's history."""
+    """Kills each victim while all `devices` share a sample, and notes it in the run's history."""
 
-    most_wait_s = 0.3  # any moment of a chunk: most of it, members wait for each other in a collective
+    most_wait_s = 0.3  # any moment of a chunk: members mostly wait for each other in a collective
 
     def __init__(self, history: Path, kills: int, devices: int) -> None:
         super().__init__(history, kills)
@@ -92,7 +92,7 @@ class GroupKiller(WorkerKiller):
         self._waiting_since = time.monotonic()
 
     def victim(self, lines: Sequence[HistoryLine]) -> RunProcess | None:
-        """A spot worker of the whole group, once that has done a step."""
+        """Return a spot worker of the full group once the group has made a step."""
         for line in lines:
             if line.by == DRIVER and line.event == "lease":
                 members = frozenset(line.facts["worker"].split(MEMBERS_JOINED_BY))
@@ -104,7 +104,7 @@ class GroupKiller(WorkerKiller):
         spots = [process for process in self.processes.spots() if process.name in self._in_step]
         if len(spots) == self._devices - 1:
             return self.random.choice(spots)
-        # After a kill its group's last lines may still come in: all members must live.
+        # After a kill, its group's last lines may still arrive: all members must live.
         if time.monotonic() - self._waiting_since > _REPLACED_WITHIN_S:
             self.trouble = f"no group of {self._devices} within {_REPLACED_WITHIN_S:g} s"
         return None
@@ -121,7 +121,7 @@ class GroupKiller(WorkerKiller):
 def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -> Trials:
     """Return the figures of the kills, from a history and the ledger.
 
-    Where a phase ended or began meanwhile, a step had to wait for it: such a time says nothing.
+    If a phase ended or began meanwhile, a step had to wait for it, and the time is uninformative.
     """
     ordered = sorted(lines, key=lambda line: line.at)
     steps = [line for line in ordered if line.event == "step"]
@@ -150,7 +150,7 @@ def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -
         trials.hangs += regrouped_at is None or regrouped_at - kill.at > HANG_S
         if regrouped_at is not None:
             note(trials.killed_s, kill.at, regrouped_at)
-        # The victim may end one more step between the note of its kill and the signal.
+        # The victim may finish one more step between the note of its kill and the signal.
         after = [step for step in steps if step.at > kill.at and step.by != victim]
         own = next((step for step in after if step.by.split(".")[0] == victim.split(".")[0]), None)
         if own is not None and own.by in loaded_at:
@@ -159,7 +159,7 @@ def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -
 
 
 def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:
-    """Roll the same samples out under kills until all are done; the trials, and what else was seen."""
+    """Roll out the same samples under kills until all are done; return the trials and other figures."""
     killer = GroupKiller(history, kills, _DEVICES)
     delivered: list[Delivered] = []
     intervals: list[StateInterval] = []
@@ -170,7 +170,7 @@ def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[
                 delivered += runtime.rollout(plan).delivered
             intervals += runtime.collect().intervals
             print(f"{kills - killer.left} of {kills} kills", file=sys.stderr, flush=True)
-        delivered += runtime.rollout(plan).delivered  # the last replacement may still be on its way
+        delivered += runtime.rollout(plan).delivered  # the last replacement may still be starting
         intervals += runtime.collect().intervals
     if killer.trouble is not None:
         print(f"ended early: {killer.trouble}", file=sys.stderr)
@@ -186,7 +186,7 @@ def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[
 
 
 def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
-    """The largest deviation of a sample's latents from those that one process makes alone."""
+    """Return the largest deviation of a sample's latents from those of a single process."""
     worker = DeviceWorker(config, trains=False)
     worker.use_training_weights(WeightsVersion(0))
     requests = list(dict.fromkeys(one.sample.request for one in delivered))
@@ -201,7 +201,7 @@ def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    """Return median, 99th percentile and largest; nothing of no values."""
+    """Return median, 99th percentile and maximum; empty without values."""
     shares = {"p50_s": 0.5, "p99_s": 0.99, "largest_s": 1.0}
     return {name: nearest_rank(values, share) for name, share in shares.items()} if values else {}
 
@@ -209,7 +209,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__, "4 kills instead of 60")
-    parser.add_argument("--kills", type=int, help="so many kills")
+    parser.add_argument("--kills", type=int, help="number of kills")
     arguments = parser.parse_args()
     kills = arguments.kills or (4 if arguments.quick else 60)
     torch.set_num_threads(1)

@@ -1,19 +1,18 @@
-"""Runs over hosts that share no file system, under faults of their machines and of the network between them.
+"""Run over hosts without a shared file system, under faults of the machines and their network.
 
 The hosts are namespaces of this machine (`hosts_network.py`; root is needed): `head` has the driver
-and Ray's head, `reserved` the trainer and the scorer, and spot hosts one worker each. No host but `head` has
-a file of the run. In each trial a run of `spotlight train` meets its faults, each when the host that it is
-about has just been given samples: another host joins; a host is powered off (no packet says so); or it is cut
-off for `--cut` seconds, and joins anew. Or a host's link takes 50 ms in each direction, carries 20 Mbit/s and
-loses 2 % of the frames. Or a host's clock is five minutes ahead, and that of another one as much behind.
+and Ray's head, `reserved` the trainer and the scorer, and spot hosts one worker each. Only `head` has the
+run's files. In each trial, faults hit a run of `spotlight train`, each when its host has just been given
+samples: another host joins; a host is powered off (without a packet); or it is cut off for `--cut` seconds,
+and rejoins. Or a host's link has 50 ms of delay in each direction, carries 20 Mbit/s and loses 2 % of the
+frames. Or a host's clock is five minutes ahead, and another's as much behind.
 
-`identical` counts trials that end with the weights, the moving average and the optimiser of a run on `head`
-alone that meets nothing. `lost` and `twice` are samples, by the run's history (`spotlight chaos` checks it
-likewise); `hangs` are trials in which nothing happened for five minutes. `noticed_p95_s` is the time from the
-moment when a host is cut off or powered off to that in which the driver counts its worker as lost; null where
-the driver did not notice one of them.
-`cold_join_s` is the time from the start of Ray on a host that joins in mid-iteration to its first samples,
-the longest of all trials. `back` counts hosts that were cut off and got samples again in the same run.
+`identical` counts trials that end with the weights, the moving average and the optimiser of an undisturbed
+run on `head` alone. `lost` and `twice` are samples, by the run's history, as `spotlight chaos` checks it;
+`hangs` are trials in which nothing happened for five minutes. `noticed_p95_s` is the time from cutting or
+powering off a host until the driver counts its worker as lost; null if it missed one. `cold_join_s` is the
+time from the start of Ray on a host that joins in mid-iteration to its first samples, the longest of all
+trials. `back` counts hosts that were cut off and got samples again in the same run.
 
     python -m benchmarks.hosts [--quick] [--cut SECONDS] [--answer SECONDS] [--keep]
 """
@@ -44,7 +43,7 @@ from gpu_runtime.worker.history import HistoryTail, lives, read_history
 from storage.prompts.files import resolve_prompt_path
 
 _ITERATIONS = 90
-"""Enough for a host that was cut off to come back: Ray takes half a minute to join anew."""
+"""Enough for a host that was cut off to come back: Ray takes half a minute to rejoin."""
 _QUICK_ITERATIONS = 3
 _HANG_S = 300.0
 _START_LIMIT_S = 900.0
@@ -61,7 +60,7 @@ FaultKind = Literal["join", "power_off", "cut"]
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a spot host when it has been given samples of an iteration, or of a later one.
+    """A fault of a spot host, once it has been given samples of an iteration or a later one.
 
     Attributes:
         kind: another host joins, this one is powered off, or cut off for a while.
@@ -74,13 +73,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trial:
-    """A run and its faults, in the order in which they happen.
+    """A run and its faults, in order.
 
     Attributes:
-        name: of the trial.
-        faults: at least one, or none where the link is all.
-        link: of a spot host that is there from the start; None for one that is neither slow nor lossy.
-        clock_s: by how much that host's clock is ahead, and that of the other spot hosts behind.
+        name: the trial's name.
+        faults: at least one; none if only the link or the clock is disturbed.
+        link: link of a spot host present from the start; None for an undisturbed one.
+        clock_s: seconds that this host's clock is ahead, and those of the other spot hosts behind.
     """
 
     name: str
@@ -105,10 +104,10 @@ class HostLoss:
     """A host that was powered off or cut off.
 
     Attributes:
-        at: when (unix seconds).
+        at: time (Unix seconds).
         noticed_s: seconds until the driver counted its worker as lost.
-        connected: it was cut off, and is connected again.
-        back: it got samples again after that.
+        connected: True if it was cut off and is connected again.
+        back: True if it then got samples again.
     """
 
     at: float
@@ -118,12 +117,12 @@ class HostLoss:
 
 
 class Disturbance:
-    """Makes the faults of a trial happen, as its history tells how far the run is.
+    """Injects a trial's faults, following the run's history.
 
     Attributes:
-        left: faults that have not happened.
-        losses: by the name of the host.
-        joined_s: seconds from the start of Ray on a host that joined to its first samples.
+        left: faults still to inject.
+        losses: losses by host name.
+        joined_s: seconds from the start of Ray on each joining host to its first samples.
     """
 
     def __init__(self, hosts: RayHosts, trial: Trial, cut_s: float) -> None:
@@ -138,7 +137,7 @@ class Disturbance:
         self._cut: dict[str, float] = {}
 
     def read(self, lines: Sequence[HistoryLine]) -> None:
-        """Take in what the driver has written, and do what is due."""
+        """Process new lines of the driver's history, and inject what is due."""
         for line in lines:
             facts = line.facts
             host = self._host_of.get(facts.get("worker", ""), "")
@@ -156,14 +155,14 @@ class Disturbance:
         self.connect(time.monotonic())
 
     def connect(self, now_s: float = math.inf) -> None:
-        """Connect the hosts whose cut is over at a monotonic time; all of them without one."""
+        """Reconnect the hosts whose cut is over at a monotonic time; by default all."""
         for name in [name for name, until_s in self._cut.items() if now_s >= until_s]:
             del self._cut[name]
             self._hosts.spots[name].connect()
             self.losses[name].connected = True
 
     def _on_lease(self, name: str, at: float) -> None:
-        """A host gets samples: it may be one that has come, or the one that the next fault is about."""
+        """Handle a lease: the host may have just joined, or be the next fault's target."""
         if name in self._joining:
             self.joined_s.append(at - self._joining.pop(name))
         if name in self.losses:
@@ -185,16 +184,16 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial went.
+    """Outcome of a trial.
 
     Attributes:
-        disturbance: what happened.
-        state: weights, moving average and optimiser at its end; empty where it did not get there.
-        lost: samples that were never accepted, or without all their steps.
-        twice: samples that were accepted twice, or held by two workers at once.
-        hung: nothing happened for five minutes, and it was ended.
-        hosts: that were there, `head` included.
-        wall_s: how long the run took.
+        disturbance: its faults and their effects.
+        state: final weights, moving average and optimiser; empty if it did not finish.
+        lost: samples never accepted, or accepted without all their steps.
+        twice: samples accepted twice, or held by two workers at once.
+        hung: True if nothing happened for five minutes and it was ended.
+        hosts: number of hosts, including `head`.
+        wall_s: seconds that the run took.
     """
 
     disturbance: Disturbance
@@ -207,7 +206,7 @@ class Outcome:
 
     @property
     def in_words(self) -> str:
-        """For a person."""
+        """The outcome as text."""
         losses = {name: (one.noticed_s, one.back) for name, one in self.disturbance.losses.items()}
         return (
             f"{self.hosts} hosts, {self.wall_s:.0f} s, {self.lost} samples lost, {self.twice} twice, "
@@ -217,7 +216,7 @@ class Outcome:
 
 
 def put_inputs(head: Host) -> list[str]:
-    """Put the base weights and the prompts of runs on the head alone; the settings that name them."""
+    """Put base weights and prompts on the head alone; return the settings that name them."""
     shutil.copytree(WEIGHTS_FOLDER / "glyphs", head.files / "base")
     settings = ["model.path=/tmp/base"]
     for kind, name in (("train", "glyphs-train"), ("evaluate", "smoke-evaluate")):
@@ -227,18 +226,18 @@ def put_inputs(head: Host) -> list[str]:
 
 
 def reference(hosts: RayHosts, settings: Sequence[str]) -> dict[str, bytes]:
-    """The final state of a run on the head alone that meets nothing."""
+    """Return the final state of an undisturbed run on the head alone."""
     run_id = "undisturbed"
     process = hosts.start(_command(run_id, ["--cluster", "local"], settings), hosts.head.files / "run.log")
     code = process.wait()
     state = {} if code else final_state(hosts.head.home, run_id)
-    if not state:  # it would equal that of a trial that failed
+    if not state:  # it would equal that of a failed trial
         raise SystemExit(f"the undisturbed run failed:\n{(hosts.head.files / 'run.log').read_text()[-4000:]}")
     return state
 
 
 def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: float) -> Outcome:
-    """A run under faults; the hosts that it needs at its beginning are started first."""
+    """Run under faults, after starting the hosts needed at the beginning."""
     joins = any(fault.kind == "join" for fault in trial.faults[:1])
     hosts.renew_spots(1 if joins else 2, trial.link, trial.clock_s)
     log = hosts.head.files / f"{trial.name}.log"
@@ -251,7 +250,7 @@ def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: flo
     disturbance.connect()
     if process.returncode:
         print(f"{trial.name} failed:\n{log.read_text()[-4000:]}", file=sys.stderr, flush=True)
-    # What its workers have left on their hosts, also on those without power, belongs to the history.
+    # Lines left by workers on their hosts, even powered-off ones, belong to the history.
     for host in hosts.all[1:]:
         for life in lives(host.home / "runs" / trial.name / "history"):
             for file in life.glob("*.jsonl"):
@@ -273,7 +272,7 @@ def _command(run_id: str, cluster: Sequence[str], settings: Sequence[str]) -> li
 
 
 def _follow(process: subprocess.Popen[bytes], history: Path, disturbance: Disturbance) -> bool:
-    """Follow a run until it ends; whether it did so by itself."""
+    """Follow a run until it ends; return True if it ended by itself."""
     tail, last_s, limit_s = HistoryTail(history), time.monotonic(), _START_LIMIT_S
     while process.poll() is None:
         lines = tail.new()
@@ -289,7 +288,7 @@ def _follow(process: subprocess.Popen[bytes], history: Path, disturbance: Distur
 
 
 def main() -> None:
-    """Print one line a trial, and one JSON line last."""
+    """Print one line per trial, and one JSON line last."""
     parser = options(__doc__, "one trial of three iterations")
     parser.add_argument("--cut", type=float, default=30.0, help="seconds that a host is cut off (default 30)")
     answer = "seconds without an answer after which a host is lost (default 4; more on a busy machine)"

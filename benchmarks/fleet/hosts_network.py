@@ -1,12 +1,11 @@
-"""Hosts that share no file that can be written, no memory and no process: namespaces of this machine.
+"""Hosts without shared writable files, memory or processes: namespaces of this machine.
 
-Each host has an address of its own on a bridge, its own processes, and its own empty `/tmp`, `/var/tmp` and
-`/dev/shm`; all other files are this machine's, read-only, so that Python and the project are there, also
-where the project lies in one of those folders. The bridge is in a namespace too: hosts reach each other and
-nothing else.
+Each host has its own address on a bridge, its own processes, and its own empty `/tmp`, `/var/tmp` and
+`/dev/shm`; all other files are this machine's, read-only, so that Python and the project are available, even
+if the project is in one of those folders. The bridge is in a namespace too: hosts reach only each other.
 
-No namespace has a name. Each lives as long as its first process, which ends with the pipe that this process
-holds: nothing is left behind, not even after kill -9 of this process.
+Namespaces are unnamed. Each lives as long as its first process, which ends with a pipe that this process
+holds, so nothing is left behind, even after kill -9 of this process.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ _BRIDGE = "bridge0"
 _LIMIT_S = 60.0
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
 
-# SIGCHLD is ignored for good, so that the kernel reaps what loses its parent.
+# SIGCHLD stays ignored, so that the kernel reaps orphans.
 _WAIT = "trap '' CHLD; echo ready; exec cat >/dev/null"
 _SWITCH = f"ip link add {_BRIDGE} type bridge && ip link set {_BRIDGE} up && ip link set lo up; {_WAIT}"
 _HOST = f"""
 set -e
 hostname "$0"
 mount -t proc proc /proc
-# By it programs tell whether two of them have one clock.
+# Programs compare it to tell whether they share a clock.
 boot_id=$(cat /proc/sys/kernel/random/uuid)
 mount -o remount,bind,ro /
-# The project may lie in a folder that is hidden now.
+# The project may be in a folder that is now hidden.
 case "$2" in /tmp/*|/var/tmp/*|/dev/shm/*) hidden=1; mount --bind "$2" /mnt;; *) hidden="";; esac
 for folder in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o mode=1777,size=4g tmpfs $folder; done
 if [ "$hidden" ]; then
@@ -62,7 +61,7 @@ if [ "$hidden" ]; then
     umount /mnt
 fi
 mkdir -p {HOME} /tmp/account /tmp/names
-# No name server answers: programs that ask for a name must not wait for one.
+# No name server answers: lookups must not wait for one.
 echo "127.0.0.1 localhost
 $1 $0" > /tmp/names/hosts
 echo "nameserver 127.0.0.1
@@ -76,7 +75,7 @@ ip link set lo up
 
 
 def refusal() -> str:
-    """Why no hosts can be made on this machine; empty where they can."""
+    """Return why no hosts can be made on this machine; empty if they can."""
     if sys.platform != "linux":
         return f"hosts are network namespaces of Linux, and this is {sys.platform}"
     missing = [name for name in _NEEDED if shutil.which(name) is None]
@@ -93,7 +92,7 @@ def refusal() -> str:
 
 
 class HostError(RuntimeError):
-    """A command that makes or changes a host has failed; the message has what it said."""
+    """A command that makes or changes a host failed; the message has its output."""
 
 
 class HostNetwork:
@@ -117,11 +116,11 @@ class HostNetwork:
         """Start a host; its network is up when this returns.
 
         Raises:
-            HostError: if namespaces are not permitted.
+            HostError: namespaces are not permitted.
         """
         host = Host(name, len(self.hosts) + 1, self._switch, link)
-        # Namespaces have no wall clock of their own: that of programs in Python is changed, also where they
-        # are started later; that of Ray's own processes is not.
+        # Namespaces share the wall clock: only that of Python programs is changed, even those started later,
+        # but not that of Ray's own processes.
         folder = host.files / _CLOCK.relative_to("/tmp")
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(_SET_CLOCK.format(ahead_s=clock_s))
@@ -133,15 +132,15 @@ class Host:
     """A machine of the network, as far as a program on it can tell.
 
     Attributes:
-        address: by which other hosts reach it.
+        address: address at which other hosts reach it.
     """
 
     def __init__(self, name: str, number: int, switch: _Namespaces, link: Link | None) -> None:
         self.name, self.address = name, f"{_NETWORK}.{number}"
         self._switch, self._port = switch, f"port{number}"
         self._own = _Namespaces(_NAMESPACES, _HOST, name, self.address, str(ROOT))
-        # The files stay readable here after the host has lost its power, as those of a disk would.
-        top = Path("/proc", str(self._own.pid), "root")  # where its first process sees files
+        # The files stay readable here after a power-off, like those of a disk.
+        top = Path("/proc", str(self._own.pid), "root")  # the file system of its first process
         self._disk = os.open(top / "tmp", os.O_PATH | os.O_DIRECTORY)
         self._link = None if link is None else link.start(switch.inside(["--net"]), self._port)
         try:
@@ -156,7 +155,7 @@ class Host:
             inside = self._own.inside(["--net"])
             _done([*inside, "ip", "address", "add", f"{self.address}/24", "dev", "eth0"])
             _done([*inside, "ip", "link", "set", "eth0", "up"])
-            # Nothing answers there; programs find their own address by the way to the internet.
+            # Nothing answers there; programs find their own address by their route to the internet.
             _done([*inside, "ip", "route", "add", "default", "via", f"{_NETWORK}.254"])
         except HostError:
             self.close()
@@ -164,7 +163,7 @@ class Host:
 
     @property
     def files(self) -> Path:
-        """Its `/tmp`, seen from this process, also after `power_off`."""
+        """Its `/tmp` as seen from this process, even after `power_off`."""
         return Path(f"/proc/self/fd/{self._disk}")
 
     @property
@@ -190,7 +189,7 @@ class Host:
         )  # fmt: skip
 
     def disconnect(self) -> None:
-        """Drop all that it sends and all that is sent to it; both sides hear nothing of it."""
+        """Silently drop all traffic from and to it."""
         self._on_switch("link", "set", self._port, "nomaster")
 
     def connect(self) -> None:
@@ -198,15 +197,15 @@ class Host:
         self._on_switch("link", "set", self._port, "master", _BRIDGE)
 
     def power_off(self) -> None:
-        """End all its processes at once; no other host hears of it, as no packet leaves it any more."""
-        with suppress(HostError):  # it has ended before
+        """End all its processes at once, silently: no packet leaves it any more."""
+        with suppress(HostError):  # already ended
             self.disconnect()
         self._own.end()
         if self._link is not None:
             self._link.end()
 
     def close(self) -> None:
-        """Power it off for good: its files are gone, too."""
+        """Power it off for good; its files are gone too."""
         self.power_off()
         os.close(self._disk)
 
@@ -215,7 +214,7 @@ class Host:
 
 
 class _Namespaces:
-    """Namespaces, and the process that they live as long as."""
+    """Namespaces, and the process that keeps them alive."""
 
     def __init__(self, kinds: Sequence[str], script: str, name: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -232,7 +231,7 @@ class _Namespaces:
         self.pid = int(children.read_text())
 
     def inside(self, kinds: Sequence[str]) -> list[str]:
-        """The beginning of a command that runs in these namespaces."""
+        """Return the prefix of a command that runs in these namespaces."""
         return ["nsenter", "--target", str(self.pid), *kinds, "--"]
 
     def end(self) -> None:
@@ -244,7 +243,7 @@ class _Namespaces:
 
 
 def _done(command: Sequence[str]) -> None:
-    """Run a command to its end."""
+    """Run a command, and wait for it."""
     ended = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if ended.returncode:
         raise HostError(f"{' '.join(command)}: {ended.stderr.strip() or ended.stdout.strip()}")

@@ -1,7 +1,7 @@
-"""How many leases the live coordinator serves: the loop and the fleet of a run, over real Ray workers.
+"""Leases per second of the live coordinator: a run's loop and fleet, over real Ray workers.
 
-The workers' samples cost nothing, so that all the time is the coordinator's and Ray's. A round is a
-pull, a commit and the delivery of a lease, in two calls of a worker; without the commit it is one call.
+The workers' samples cost nothing, so all the time is the coordinator's and Ray's. A round is a pull, a commit
+and a delivery of a lease, in two calls of a worker; without the commit, in one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRAJECTORY = Trajectory(_SMALL, _SMALL, _SMALL, _SMALL)
 
 
 class CostlessWorker:
-    """Answers as a device does, with states and samples of a few bytes, and computes nothing."""
+    """Answers like a device, with states and samples of a few bytes, without computing."""
 
     def __init__(self, *arguments: object) -> None:
         self._requests: list[SampleRequest] = []
@@ -44,11 +44,11 @@ class CostlessWorker:
         self._waited_s: list[float] = []
 
     def ready(self) -> WorkerReady:
-        """How long it is there."""
+        """Return the process's age."""
         return WorkerReady(process_age_s())
 
     def load_weights(self, version: WeightsVersion, state: WeightState) -> str:
-        """The digest that is asked for."""
+        """Return the requested digest."""
         return _DIGEST
 
     def begin_samples(
@@ -72,18 +72,18 @@ class CostlessWorker:
         return SampleChunk(samples=tuple(samples))
 
     def echo(self, value: bytes) -> bytes:
-        """What it is given, back."""
+        """Return the argument."""
         return value
 
     def take_waits_s(self) -> list[float]:
-        """Seconds between each delivery and the next lease, since the last call."""
+        """Return the seconds between each delivery and the next lease, since the last call."""
         taken, self._waited_s = self._waited_s, []
         self._free_since = None
         return taken
 
 
 class _CostlessCluster(RayCluster):
-    """A real cluster, with other workers than a run's."""
+    """A real cluster with costless workers."""
 
     def start(self, name: str, build: Callable[..., Any], *args: Any, **options: Any) -> RemoteActor[Any]:
         return super().start(name, CostlessWorker, *args, **options)
@@ -91,12 +91,12 @@ class _CostlessCluster(RayCluster):
 
 @dataclass(frozen=True)
 class LiveCost:
-    """One turn.
+    """The cost of one turn.
 
     Attributes:
-        rounds_per_s: leases pulled, committed and delivered in a second on the wall.
+        rounds_per_s: leases pulled, committed and delivered per second of wall-clock time.
         waits_s: seconds that a worker waited for each lease, from its delivery to the next.
-        driver_s: seconds of the processor that a lease cost the coordinator's process, all threads.
+        driver_s: CPU seconds per lease of the coordinator's process, all threads.
     """
 
     rounds_per_s: float
@@ -107,8 +107,8 @@ class LiveCost:
 class LiveCoordinator:
     """A fleet of workers whose samples cost nothing.
 
-    With `commits` each lease is committed once on its way. A run does so only where its steps are worth it,
-    which costless ones never are.
+    With `commits`, each lease is committed once before delivery. A run does so only if its steps are worth
+    it, which costless ones never are.
     """
 
     def __init__(self, workers: int, batch_size: int, commits: bool) -> None:
@@ -125,7 +125,7 @@ class LiveCoordinator:
         self._turns = 0
 
     def measure(self, leases: int) -> LiveCost:
-        """Let the workers do so many leases."""
+        """Let the workers serve so many leases."""
         self._turns += 1
         weights = Weights(WeightsVersion(self._turns), _DIGEST, {})
         self._fleet.prepare(weights)
@@ -141,9 +141,9 @@ class LiveCoordinator:
         return LiveCost(leases / seconds, self._waits_s(), cpu / leases)
 
     def calls_of_ray_alone(self, calls: int) -> float:
-        """Calls a second that Ray does with the same workers, without the loop, the fleet and our futures.
+        """Return Ray's calls per second with the same workers, without the loop, the fleet and our futures.
 
-        Each takes and returns a few hundred bytes, and every worker has two of them ahead.
+        Each takes and returns a few hundred bytes, and every worker has two queued.
         """
         handles = [actor.handle for actor in self._actors()]
         call = pack_call("echo", (_FEW_BYTES,), {})

@@ -1,15 +1,14 @@
-"""Seeded faults on live runs: samples lost, duplicated or changed, steps done again, hangs.
+"""Inject seeded faults into live runs: samples lost, duplicated or changed, steps repeated, hangs.
 
 Each part is one `spotlight chaos` (preset `glyphs`, one reserved and three spot workers; one part in seven on
-Ray, the others on local processes): a run undisturbed, then the same under some fifty faults, resumed
-wherever one of them ends it. Workers are killed, killed after a notice of a simulated metadata service, half
-of them at once, while they join, while they commit; they hang or are slow; scorers, the Prefect server and
-Ray's own agents are killed; the driver is stopped for a while, or killed. `spotlight chaos` checks the
-promises from the history that every process writes, the ledger, and the bits of weights, moving average and
-optimiser.
+Ray, the others on local processes): an undisturbed run, then the same under some fifty faults, resumed
+whenever one ends it. Workers are killed: suddenly, after a notice of a simulated metadata service, half of
+them at once, while they join, while they commit; they hang or are slow; scorers, the Prefect server and Ray's
+own agents are killed; the driver is stopped for a while, or killed. `spotlight chaos` checks the promises
+from the history that every process writes, the ledger, and the bits of weights, moving average and optimiser.
 
-A part that is over is kept in the home folder at once. Called again, the benchmark goes on with the next
-part; one that was cut off is done again. The figures are those of all parts so far.
+A finished part is kept in the home folder at once. Called again, the benchmark continues with the next part;
+an interrupted part is repeated. The figures cover all parts so far.
 
     python -m benchmarks.preemption [--faults 1000] [--parts N] [--minutes M] [--quick] [--keep]
 """
@@ -47,12 +46,12 @@ SIZE = 50
 """Faults of a part."""
 
 CLUSTERS = {"ray": 1, "local": 6}
-"""The cluster that runs each part's workers, and the number of parts it gets in turn. With Ray a replacement
-takes ten times as long to start; without, there are no agents to kill."""
+"""The clusters that run the parts' workers in turn, and how many parts each gets. With Ray, a replacement
+takes ten times as long to start; without it, there are no agents to kill."""
 
 _ENDING = ("coordinator_restart", "agent_death", "server_death")
 _ENDING_EVERY = 6
-"""Faults that a run has to be resumed after take as long as six others: one part in so many has them."""
+"""Faults after which a run must be resumed take as long as six others: one part in so many has them."""
 
 _SUMS = (
     "faults", "faults_left", "restarts", "samples", "lost", "duplicated_deliveries",
@@ -63,7 +62,7 @@ _SUMS = (
 class Parts:
     """The parts of one series, in a folder of the home.
 
-    A series is what has the same settings, seed, size of a part, machine and versions; commits may differ.
+    A series has one set of settings, seed, part size, machine and versions; commits may differ.
     """
 
     def __init__(self, settings: Sequence[str], cluster: str, seed: int, size: int) -> None:
@@ -76,11 +75,11 @@ class Parts:
         self.folder = Home.from_environment().ensure().path / "benchmarks" / f"preemption-{series}"
 
     def all(self) -> list[dict[str, Any]]:
-        """The parts that are there, by number."""
+        """Return the finished parts, by number."""
         return [json.loads(file.read_text("utf-8")) for file in sorted(self.folder.glob("part-*.json"))]
 
     def add(self) -> dict[str, Any]:
-        """Do the first part that is missing, and keep it.
+        """Run the first missing part, and keep it.
 
         Raises:
             RuntimeFailure: `spotlight chaos` did not come to its end.
@@ -91,7 +90,7 @@ class Parts:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
         result = run_chaos(home, self.arguments(number))
-        if not result["broken_promises"]:  # else its runs are there to be looked at
+        if not result["broken_promises"]:  # otherwise its runs are kept for inspection
             shutil.rmtree(home)
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         named = {"part": number, "cluster": self.cluster, "commit": facts["commit"], "date": date}
@@ -107,7 +106,7 @@ class Parts:
             file.unlink()
 
     def arguments(self, number: int) -> list[str]:
-        """Those of `spotlight chaos` for a part."""
+        """Return the arguments of `spotlight chaos` for a part."""
         seed = self._seed * 100_000 + list(CLUSTERS).index(self.cluster) * 1_000 + number
         without = set() if number % _ENDING_EVERY == 1 else set(_ENDING)
         without |= {"agent_death"} if self.cluster == "local" else set()
@@ -117,7 +116,7 @@ class Parts:
 
 
 def run_chaos(home: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """The result of a `spotlight chaos`, which says what it does on standard error.
+    """Return the result of a `spotlight chaos`, whose progress goes to standard error.
 
     Raises:
         RuntimeFailure: it did not come to its end.
@@ -126,7 +125,7 @@ def run_chaos(home: Path, arguments: Sequence[str]) -> dict[str, Any]:
     ended = subprocess.run(
         spotlight("chaos", *arguments), env=surroundings, stdout=subprocess.PIPE, text=True
     )
-    if ended.returncode not in (0, 1) or not ended.stdout:  # 1: it says that a promise was broken
+    if ended.returncode not in (0, 1) or not ended.stdout:  # 1: a promise was broken
         raise RuntimeFailure(f"`spotlight chaos` ended with {ended.returncode}; its home is {home}")
     try:
         return json.loads(ended.stdout.splitlines()[-1])
@@ -135,7 +134,7 @@ def run_chaos(home: Path, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def summarise(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of all parts."""
+    """Return the figures of all parts."""
     redone = ("redone_steps_with_notice_max", "redone_steps_without_notice_max")
     shown = ("part", "cluster", "commit", "date", "faults", "restarts", "wall_s")
     return {
@@ -153,10 +152,10 @@ def summarise(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__, "one part of 16 faults")
-    parser.add_argument("--faults", type=int, default=1000, help="go on until so many are done, in all parts")
-    parser.add_argument("--parts", type=int, help="do at most so many parts in this call; 0: figures alone")
-    parser.add_argument("--minutes", type=float, help="begin no further part after so many minutes")
-    parser.add_argument("--cluster", choices=sorted(CLUSTERS), help="all parts on this one")
+    parser.add_argument("--faults", type=int, default=1000, help="continue until all parts have this many")
+    parser.add_argument("--parts", type=int, help="run at most this many parts in this call; 0: only figures")
+    parser.add_argument("--minutes", type=float, help="start no part after this many minutes")
+    parser.add_argument("--cluster", choices=sorted(CLUSTERS), help="run all parts on this one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
@@ -164,7 +163,7 @@ def main() -> None:
     clusters = [arguments.cluster] if arguments.cluster else list(CLUSTERS)
     settings = (*SETTINGS, f"iterations={iterations}", *arguments.set)
     series = [Parts(settings, cluster, arguments.seed, size) for cluster in clusters]
-    if arguments.quick:  # always of this very commit
+    if arguments.quick:  # always of this commit
         for parts in series:
             parts.forget()
         arguments.faults, arguments.parts = size, 1
@@ -173,14 +172,14 @@ def main() -> None:
     except RuntimeFailure as error:
         parser.error(f"a part ended early and is not kept: {error}")
     if not done:
-        parser.error("no part is there yet; leave out --parts 0, or give more --minutes")
+        parser.error("no part is finished yet; leave out --parts 0, or give more --minutes")
     figures = summarise(done) | {"seed": arguments.seed, "settings": arguments.set}
     name = "preemption_quick" if arguments.quick else "preemption"
     finish(name, figures, arguments, module="preemption")
 
 
 def go_on(series: Sequence[Parts], wanted: argparse.Namespace) -> list[dict[str, Any]]:
-    """Do parts until there are enough faults, parts or minutes; all parts that are there then."""
+    """Run parts until there are enough faults, parts or minutes; return all finished parts."""
     began, added = time.monotonic(), 0
     while True:
         done = [part for parts in series for part in parts.all()]

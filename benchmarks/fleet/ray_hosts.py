@@ -22,19 +22,18 @@ _START_LIMIT_S = 300.0
 _RAY = Path(sys.executable).with_name("ray")
 _STARTED = b"Ray runtime started."
 
-# What supervises services does this on a machine of one's own: a host that was lost ends Ray when it is
-# back, and joins anew.
+# A service supervisor does this on a real machine: a lost host ends Ray when it is back, and rejoins.
 _AGAIN = 'while true; do "$@"; sleep 1; done'
 
 
 class RayHosts:
-    """A Ray cluster over hosts: its head, where the driver is and no worker, one reserved, and spot hosts.
+    """A Ray cluster over hosts: its head, with the driver but no worker, one reserved host, and spot hosts.
 
     Attributes:
-        head: with Ray's head.
-        spots: with a worker each, by name; without those that were powered off.
-        all: of the trial under way, also those that were powered off.
-        address: for `runtime.cluster`.
+        head: host of Ray's head.
+        spots: spot hosts by name, with a worker each; without powered-off ones.
+        all: hosts of the current trial, including powered-off ones.
+        address: value for `runtime.cluster`.
     """
 
     def __init__(self, network: HostNetwork, answer_s: float = ANSWER_S) -> None:
@@ -48,7 +47,7 @@ class RayHosts:
         self.head = network.add("head")
         self.address = f"{self.head.address}:{PORT}"
         as_head = ["--head", "--port", str(PORT), "--include-dashboard=false"]
-        health_checks = {  # which the head alone reads: three times no answer, with breaks between
+        health_checks = {  # read only by the head: three missed answers, with breaks between
             "RAY_health_check_initial_delay_ms": "1000",
             "RAY_health_check_period_ms": f"{1000 * answer_s / 8:.0f}",
             "RAY_health_check_timeout_ms": f"{1000 * answer_s / 4:.0f}",
@@ -62,7 +61,7 @@ class RayHosts:
         self.all = [self.head, self._reserved]
 
     def renew_spots(self, count: int, link: Link | None = None, clock_s: float = 0.0) -> None:
-        """Power off the spot hosts that are there, and start others."""
+        """Power off the current spot hosts, and start others."""
         for name in list(self.spots):
             self.power_off(name)
         self.all = [self.head, self._reserved]
@@ -71,7 +70,7 @@ class RayHosts:
             self.await_started(host)
 
     def add_spot(self, link: Link | None = None, clock_s: float = 0.0) -> Host:
-        """Power on a spot host that joins the cluster; does not wait until it has."""
+        """Power on a spot host that joins the cluster, without waiting until it has."""
         host = self._join(f"spot{len(self._network.hosts)}", "spot", 1, link, clock_s)
         self.spots[host.name] = host
         self.all.append(host)
@@ -92,7 +91,7 @@ class RayHosts:
         """Wait until Ray runs on a host.
 
         Raises:
-            TimeoutError: it does not.
+            TimeoutError: it does not in time.
         """
         deadline = time.monotonic() + _START_LIMIT_S
         log = host.files / "ray-start.log"
@@ -102,7 +101,7 @@ class RayHosts:
             time.sleep(0.2)
 
     def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a program beside the head, which its user does with the driver."""
+        """Start a program beside the head, as a user starts the driver."""
         with log.open("wb") as output:
             return self.head.start(command, self._environment, output)
 

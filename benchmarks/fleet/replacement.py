@@ -1,10 +1,10 @@
-"""How long a killed worker's slot stays empty: with a standby, and with a newly started process.
+"""Time that a killed worker's slot stays empty: with a standby, and with a newly started process.
 
-A run of `embedded:glyphs` on Ray (a reserved and two spot workers) rolls out while one spot worker after the
-other is killed with SIGKILL. The history, which every run can keep, gives the time from each kill to the
-first lease of its replacement.
+A run of `embedded:glyphs` on Ray (a reserved and two spot workers) rolls out while spot workers are killed
+one by one with SIGKILL. The run's history gives the time from each kill to the first lease of its
+replacement.
 
-In one runtime a standby waits for each kill, in another one there is none; they take turns.
+In one runtime a standby waits for each kill, in another there is none; they take turns.
 
     python -m benchmarks.replacement [--quick] [--keep]
 """
@@ -36,10 +36,10 @@ from storage.record.records import StandbyTime
 _SETTINGS = (*SETTINGS, "runtime.spot_workers=2", "runtime.lease_s=60", "sampling.batch_size=4")
 _KILLS_IN_TURN = 4
 _HANG_S = 60.0
-"""A place that stays empty for so long although a standby waited counts as a hang."""
+"""Seconds that a slot stays empty, despite a waiting standby, that count as a hang."""
 
 _START_LIMIT_S = 600.0
-"""The same where a process is started for it: `runtime.start_timeout_s`."""
+"""The same if a process is started for it: `runtime.start_timeout_s`."""
 
 
 class LeaseKiller(WorkerKiller):
@@ -56,13 +56,13 @@ class LeaseKiller(WorkerKiller):
         self._wanted = self._delivered = 0
 
     def before_kill(self, victim: RunProcess) -> None:
-        """The slot's replacement is awaited before the next kill."""
+        """Note the slot, whose replacement must come before the next kill."""
         self._awaited = victim.name.split(".")[0]
 
     def victim(self, lines: Sequence[HistoryLine]) -> RunProcess | None:
-        """A spot worker with a lease, once the last one's replacement has one and the next standby waits.
+        """Return a spot worker with a lease, once the last replacement has one and the next standby waits.
 
-        None near the end of a rollout, where a replacement may find nothing left to pull.
+        None near the end of a rollout, when a replacement may find nothing left to pull.
         """
         for line in lines:
             facts = line.facts
@@ -90,7 +90,7 @@ class Side:
     """One of the two runtimes, in turns with the other: each turn is rollouts under kills.
 
     Attributes:
-        pulled_s: seconds from each kill to the first lease of its replacement; None where it did not come.
+        pulled_s: seconds from each kill to the first lease of its replacement; None if none came.
         counts: samples lost and delivered twice, samples with other bits, standbys (each turn names its own
             from 0), and hangs.
     """
@@ -114,7 +114,7 @@ class Side:
             with killer.at_work():
                 while killer.left and time.monotonic() < limit_s:
                     self._compare(runtime.rollout(plan))
-            self._compare(runtime.rollout(plan))  # the last replacement may still be on its way
+            self._compare(runtime.rollout(plan))  # the last replacement may still be starting
             times = runtime.collect().standby_time
         lines = read_history(history)
         report = check_history(lines)
@@ -130,7 +130,7 @@ class Side:
         self.standby_time += times
 
     def _compare(self, rolled: Rollout) -> None:
-        """Every rollout has the bits of the first one: the same weights and the same requests."""
+        """Compare a rollout's bits with the first one's: weights and requests are the same."""
         self._first = self._first or rolled
         self.counts["other_bits"] += sum(
             not np.array_equal(one.sample.latents_SC, other.sample.latents_SC)
@@ -138,12 +138,12 @@ class Side:
         )
 
     def quantile_s(self, share: float) -> float:
-        """A quantile of the times of the trials in which a replacement came."""
+        """Return a quantile of the times of trials with a replacement."""
         return nearest_rank([seconds for seconds in self.pulled_s if seconds is not None], share)
 
 
 def _pulled_s(lines: Sequence[HistoryLine], worker: str, at: float) -> float | None:
-    """What the driver's history says of a kill."""
+    """Return the seconds from a kill to its replacement's first lease, from the driver's history."""
     slot = worker.split(".")[0]
     for line in sorted(lines, key=lambda line: line.at):
         if line.by == DRIVER and line.event == "lease" and line.at >= at:
@@ -154,7 +154,7 @@ def _pulled_s(lines: Sequence[HistoryLine], worker: str, at: float) -> float | N
 
 
 def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
-    """The JSON values of both sides."""
+    """Return the figures of both sides as JSON values."""
     counts, times = warm.counts + cold.counts, warm.standby_time
     return {
         "trials": len(warm.pulled_s) + len(cold.pulled_s),
@@ -173,7 +173,7 @@ def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__, "4 kills instead of 40")
-    parser.add_argument("--kills", type=int, help="so many kills, half of them with a standby")
+    parser.add_argument("--kills", type=int, help="number of kills, half of them with a standby")
     arguments = parser.parse_args()
     of_each = (arguments.kills or (4 if arguments.quick else 40)) // 2
     torch.set_num_threads(1)

@@ -1,11 +1,11 @@
-"""Short runs of one configuration in processes of their own: the same bits, and every planted change named.
+"""Repeat short runs of one configuration in new processes: same bits, and every planted change named.
 
-A run is recorded, then done again by `spotlight reproduce`, each time in a new process under one Prefect
-server. `identical` counts repetitions whose weights, moving average, optimiser and held-out scores equal
-the recorded ones to the bit. Then something is changed each time, and what the comparison names is looked
-for: another seed; another version of a package, which a folder ahead of the others on the path brings
-along, as a moved pin would; one other prompt in the file. The version of a package that computes nothing
-changes no bit: it is named beside identical results.
+A run is recorded, then repeated by `spotlight reproduce`, each time in a new process under one Prefect
+server. `identical` counts repetitions whose weights, moving average, optimiser and held-out scores equal the
+recorded ones to the bit. Then something is changed each time, and the comparison must name it: another seed;
+another version of a package, from a folder at the front of the path, as a moved pin would bring; a different
+prompt in the file. The version of a package that computes nothing changes no bit: it is named beside
+identical results.
 
     python -m benchmarks.reproduce [--quick]
 """
@@ -39,9 +39,9 @@ class Change:
     """A planted change.
 
     Attributes:
-        name: what is changed.
-        causes: kind and name of what the comparison has to name, and nothing else.
-        verdict: what it is to say.
+        name: name of the change.
+        causes: kind and name of each difference that the comparison must name, and no other.
+        verdict: expected verdict.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Change:
 
 
 class RecordedRuns:
-    """A home, its server, and commands in processes of their own."""
+    """A home, its server, and commands in separate processes."""
 
     def __init__(self, folder: Path, server: Mapping[str, str]) -> None:
         self._folder = folder
@@ -61,24 +61,24 @@ class RecordedRuns:
         self.write_prompts(_WORDS)
 
     def write_prompts(self, words: tuple[str, ...]) -> None:
-        """Training prompts, one a word."""
+        """Write training prompts, one per word."""
         lines = (f'a red sign that says "{word}"\n' for word in words)
         self._prompts.write_text("".join(lines), encoding="utf-8")
 
     def record(self, run_id: str) -> None:
-        """The run that the others are compared with."""
+        """Record the run that the others are compared with."""
         settings = (*_SETTINGS, f"prompts.train={self._prompts}")
         command = spotlight("train", "--preset", "glyphs", "--run-id", run_id, settings=settings)
         self._run(run_id, command, {}, allowed=(0,))
 
     def again(self, reference: str, run_id: str, change: Change | None = None) -> dict[str, Any]:
-        """Do it again; what the command said."""
+        """Repeat it; return the command's result."""
         command = spotlight("reproduce", reference, "--run-id", run_id, *(change.arguments if change else ()))
         said = self._run(run_id, command, change.environment if change else {}, allowed=(0, 1))
         return json.loads(said.splitlines()[-1])
 
     def other_version(self, package: str, version: str) -> dict[str, str]:
-        """An environment in which an installed package says to be of another version."""
+        """Return an environment in which an installed package claims another version."""
         path = self._folder / "planted"
         facts = path / f"{package}-{version}.dist-info"
         facts.mkdir(parents=True)
@@ -95,7 +95,7 @@ class RecordedRuns:
 
 
 def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
-    """Record, repeat, plant."""
+    """Record, repeat, and plant changes."""
     runs.record("recorded")
     identical = 0
     for number in range(reruns):
@@ -122,7 +122,7 @@ def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a line a run, and one JSON line last."""
+    """Print a line per run, and one JSON line last."""
     arguments = options(__doc__, "one repetition instead of three").parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

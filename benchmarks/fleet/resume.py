@@ -1,12 +1,11 @@
-"""kill -9 at every phase, resume, and compare the final state with that of a run never killed.
+"""kill -9 at every phase, resume, and compare the final state with an undisturbed run's.
 
-A run in a child process announces its phases; at the chosen one a process is killed: the flow's
-own (`driver`), or one of its children. Then `spotlight resume` goes on, unless the run survived
-by itself, as it should when it loses a spot worker, a scorer or the Prefect server. `identical`
-counts kills after which weights, moving average and optimiser equal the undisturbed run's to the bit.
-`lost_iterations` is the largest number of committed iterations that a resumed run did again;
-`redone_iterations` counts those too whose training was done, but which were not yet committed: the
-commit goes on beside the next rollout.
+A run in a child process announces its phases; at the chosen one a process is killed: the flow's own
+(`driver`), or one of its children. Then `spotlight resume` continues, unless the run survived, as it should
+when it loses a spot worker, a scorer or the Prefect server. `identical` counts kills after which weights,
+moving average and optimiser equal the undisturbed run's to the bit. `lost_iterations` is the largest number
+of committed iterations that a resumed run repeated; `redone_iterations` also counts trained but uncommitted
+ones, as the commit runs beside the next rollout.
 
     python -m benchmarks.resume [--quick]
 """
@@ -90,7 +89,7 @@ def start(
 
 
 def find(victim: str, driver: subprocess.Popen[str]) -> int:
-    """The process to kill."""
+    """Return the process to kill."""
     if victim == "driver":
         return driver.pid
     marks = {
@@ -111,7 +110,7 @@ def find(victim: str, driver: subprocess.Popen[str]) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went on after a kill; `lost` and `redone` are iterations, see the module."""
+    """Outcome of a kill; `lost` and `redone` are iterations (see the module)."""
 
     how: str
     lost: int
@@ -119,7 +118,7 @@ class Outcome:
 
 
 def disturb(home: Path, kills: Sequence[Kill], run_id: str, settings: Sequence[str] = ()) -> Outcome:
-    """Start a run, kill as planned, one kill after the other, and resume it unless it survived."""
+    """Start a run, kill as planned, one by one, and resume it unless it survived."""
     every = kills[0].every
     child = start(home, run_id, "train", every, settings=settings)
     assert child.stdout is not None
@@ -145,12 +144,12 @@ def disturb(home: Path, kills: Sequence[Kill], run_id: str, settings: Sequence[s
     if again.returncode != 0:
         return Outcome("not resumed", committed, seen["commit"])
     begun = next(int(line.split()[1]) for line in said.splitlines() if line.startswith("BEGIN "))
-    # A commit may have become durable in the instant before the kill, without a word.
+    # A commit may have become durable just before the kill, without an announcement.
     return Outcome("resumed", max(0, committed - begun), max(0, seen["commit"] - begun))
 
 
 def main() -> None:
-    """Print one line a kill, and one JSON line last."""
+    """Print one line per kill, and one JSON line last."""
     arguments = options(__doc__, "the first 6 kills only").parse_args()
     kills = KILLS[:6] if arguments.quick else KILLS
     with tempfile.TemporaryDirectory() as folder:

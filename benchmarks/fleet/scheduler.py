@@ -1,15 +1,15 @@
-"""The cost of the pull scheduler at few and at many devices, and that of the live loop around it.
+"""The cost of the pull scheduler at few and many devices, and of the live loop around it.
 
 The scheduler alone: no devices, no network. Every device holds a lease; in turn it commits half of its
 steps, delivers, and pulls again, from the same number of waiting requests whatever the number of devices.
-Rounds are timed in seconds of the processor, single pulls by the clock on the wall, so that `p99_pull_ms` has
-in it what else the machine does. `growth_8_to_4096` is the processor's time of a round at 4,096 devices
-divided by that at 8, the median of several turns.
+Rounds are timed in CPU seconds, single pulls in wall-clock time, so `p99_pull_ms` includes the machine's
+other load. `growth_8_to_4096` is the CPU time of a round at 4,096 devices divided by that at 8, the median of
+several turns.
 
-Then the live coordinator, `live_*`: the loop and the fleet of a run over eight Ray workers whose samples
-cost nothing, in seconds on the wall. A worker's pull takes from its delivery to its next lease.
-`live_ray_alone_rounds_per_s` is what Ray does with the same workers, without the loop and the fleet: as many
-calls, as many bytes. `load_average` says what else the machine did.
+Then the live coordinator, `live_*`: the loop and the fleet of a run over eight Ray workers whose samples cost
+nothing, in wall-clock seconds. A worker's pull lasts from its delivery to its next lease.
+`live_ray_alone_rounds_per_s` is Ray's rate with the same workers, without the loop and the fleet: as many
+calls, as many bytes. `load_average` shows the machine's other load.
 
     python -m benchmarks.scheduler [--quick]
 """
@@ -32,10 +32,10 @@ _STEPS = 10
 
 
 def measure(devices: int, rounds: int, batch_size: int) -> tuple[float, list[float]]:
-    """Let devices work through requests, one after the other.
+    """Let devices work through requests, one by one.
 
     Returns:
-        Seconds of the processor for a pull, a commit and a delivery; seconds on the wall of each pull.
+        CPU seconds for a pull, a commit and a delivery; wall-clock seconds of each pull.
     """
     queue: PullScheduler[SampleRequest] = PullScheduler()
     queue.add(

@@ -1,7 +1,7 @@
-"""A connection with a delay, a rate and losses, for hosts of `benchmarks.hosts_network`.
+"""A link with delay, rate and losses, for hosts of `benchmarks.hosts_network`.
 
-Two network interfaces of a process (TAP), between which it carries the frames: not every kernel has netem,
-which would do the same. `Link.start` lets `main` run in a process of its own.
+A process carries frames between two network interfaces (TAP), because not every kernel has netem.
+`Link.start` runs `main` in a separate process.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _TUNSETIFF = 0x400454CA
 _TAP_WITHOUT_HEADER = 0x0002 | 0x1000
 _LONGEST_FRAME = 65_536
 _LONGEST_QUEUE_S = 1.0
-"""Of frames that wait to be sent; what would wait longer is lost, as in the queue of a router."""
+"""Longest wait of frames to be sent; others are lost, as in a router's queue."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """How slow and lossy a connection is.
+    """Delay, rate and losses of a link.
 
     Attributes:
-        delay_s: that each frame takes, in each direction.
-        bits_per_s: that each direction carries.
-        loss: share of the frames that are lost.
+        delay_s: delay of each frame, in each direction.
+        bits_per_s: rate of each direction.
+        loss: share of lost frames.
     """
 
     delay_s: float
@@ -43,7 +43,7 @@ class Link:
     loss: float
 
     def start(self, inside: Sequence[str], port: str) -> RunningLink:
-        """Start the process that carries frames; both interfaces are there when this returns."""
+        """Start the process that carries frames; both interfaces exist when this returns."""
         far = f"{port}far"
         values = [str(value) for value in (self.delay_s, self.bits_per_s, self.loss)]
         process = subprocess.Popen(
@@ -62,7 +62,7 @@ class RunningLink:
 
     Attributes:
         far_end: name of the far interface.
-        process: which ends with the pipe that this process holds.
+        process: its process, which ends with the pipe that this process holds.
     """
 
     far_end: str
@@ -85,11 +85,11 @@ class _Direction:
 
     @property
     def next_s(self) -> float | None:
-        """When the next frame arrives; None where none is under way."""
+        """Return when the next frame arrives; None if none is in flight."""
         return self._queue[0][0] if self._queue else None
 
     def take(self, now_s: float) -> None:
-        """A frame is to be read: it arrives once all before it are sent, and after the delay; or is lost."""
+        """Read a frame: it arrives after all before it and the delay, or is lost."""
         frame = os.read(self.source, _LONGEST_FRAME)
         begins_s = max(now_s, self._free_at_s)
         if begins_s - now_s > _LONGEST_QUEUE_S or random.random() < self._link.loss:
@@ -99,7 +99,7 @@ class _Direction:
         heapq.heappush(self._queue, (self._free_at_s + self._link.delay_s, self._count, frame))
 
     def deliver(self, now_s: float) -> None:
-        """Write the frames that have arrived."""
+        """Write the frames that are due."""
         while self._queue and self._queue[0][0] <= now_s:
             frame = heapq.heappop(self._queue)[2]
             try:
@@ -109,7 +109,7 @@ class _Direction:
 
 
 def _interface(name: str) -> int:
-    """Descriptor of a new network interface."""
+    """Return the descriptor of a new network interface."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH", name.encode(), _TAP_WITHOUT_HEADER))
     return descriptor

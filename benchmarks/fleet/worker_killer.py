@@ -21,21 +21,21 @@ SETTINGS = (
     "runtime.commit_steps=1", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",
     "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip
-"""Settings of runs with rollouts long enough for many kills."""
+"""Settings for rollouts long enough for many kills."""
 
 
 class WorkerKiller(ABC):
     """Kills while a context lasts; a subclass chooses each victim.
 
     Attributes:
-        left: kills to be done.
-        trouble: why it gave up, if it did.
-        killed: workers, and when each was killed (Unix seconds by the run's clock).
+        left: remaining kills.
+        trouble: why it gave up; empty if it did not.
+        killed: killed workers and times (Unix seconds by the run's clock).
     """
 
     look_s: ClassVar[float] = 0.01
     most_wait_s: ClassVar[float]
-    """A victim is killed at any moment of so many seconds after it was chosen."""
+    """A victim is killed at a random moment within this many seconds of its choice."""
 
     def __init__(self, history: Path, kills: int, seed: int = 0) -> None:
         self.left = kills
@@ -47,11 +47,11 @@ class WorkerKiller(ABC):
 
     @abstractmethod
     def victim(self, lines: Sequence[HistoryLine]) -> RunProcess | None:
-        """Take in what the history says since the last call; the next victim, or None for not yet."""
+        """Process new lines of the history; return the next victim, or None if there is none yet."""
 
     @abstractmethod
     def before_kill(self, victim: RunProcess) -> None:
-        """Note what is to be known of a kill, just before the signal."""
+        """Note a kill just before the signal."""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""Parts of `benchmarks.gpu_day`: its stages, their processes, and the wheels that they need."""
+"""Parts of `benchmarks.gpu_day`: its stages, their processes, and the wheels they need."""

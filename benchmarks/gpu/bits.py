@@ -30,7 +30,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 
 NOISE_DIGEST = "01cd7f3319ecc8bbe1fc6ab353baf48b"
-"""A checksum of the normal numbers in `noise`, as every machine has it."""
+"""Checksum of the normal numbers in `noise`, the same on every machine."""
 
 _WORDS = 1 << 16
 _MODEL = "embedded:glyphs"
@@ -52,7 +52,7 @@ def compare_bits(setting: Setting, report: Reporter) -> None:
 
 
 def summary(found: dict[str, Figures]) -> Figures:
-    """The stage's wanted figures: whether all comparisons so far hold, and the worst ratios."""
+    """Return the stage's figures: True if all comparisons so far hold, and the worst ratios."""
     equal = [value for part in found.values() for name, value in part.items() if name.endswith("_equal")]
 
     def worst(begins: str) -> float | None:
@@ -68,7 +68,7 @@ def summary(found: dict[str, Figures]) -> Figures:
 
 
 def noise(device: torch.device) -> Figures:
-    """Words of the noise made on the device, and numbers made here, beside those of any machine."""
+    """Compare the noise made on the device and here with the known values."""
     counter = torch.arange(_WORDS, dtype=torch.int64)[:, None].expand(-1, 4) * 40503 % (1 << 32)
     key = counter[:, :2] ^ 0x9E3779B9
     here, there = philox4x32(counter, key), philox4x32(counter.to(device), key.to(device))
@@ -79,7 +79,7 @@ def noise(device: torch.device) -> Figures:
 
 
 def samples(device: torch.device, dtype: torch.dtype) -> Figures:
-    """A rollout's samples in one go, beside every other way to the same samples."""
+    """Compare a rollout's samples in one go with every other way to compute them."""
     sampler = Sampler(EmbeddedModel.load(_MODEL, device, dtype), _config("full").sampling)
     requests = _requests(8)
     whole = sampler.generate(requests)
@@ -99,7 +99,7 @@ def samples(device: torch.device, dtype: torch.dtype) -> Figures:
 
 
 def training(device: torch.device, dtype: torch.dtype, mode: str) -> Figures:
-    """An iteration's training twice from the same start; `ratio_deviation` is of its first update."""
+    """Train an iteration twice from the same start; `ratio_deviation` is from the first update."""
     digests, deviation = [], 0.0
     for _ in range(2):
         model = EmbeddedModel.load(_MODEL, device, dtype)
@@ -115,7 +115,7 @@ def training(device: torch.device, dtype: torch.dtype, mode: str) -> Figures:
 
 
 def same_samples(one: Sequence[GeneratedSample], other: Sequence[GeneratedSample]) -> bool:
-    """Return True if both have the same samples, to the bit."""
+    """Return True if both have bit-identical samples."""
 
     def arrays(sample: GeneratedSample) -> list[np.ndarray]:
         trajectory = sample.trajectory
@@ -127,7 +127,7 @@ def same_samples(one: Sequence[GeneratedSample], other: Sequence[GeneratedSample
 
 
 def _config(mode: str) -> RunConfig:
-    """Four denoising steps, two of them stochastic; a ratio of any size is a finding here."""
+    """Return settings: four denoising steps, two stochastic; no ratio is refused, as it is a finding here."""
     values: dict[str, Any] = {
         "sampling": {
             "rollout_steps": 4,

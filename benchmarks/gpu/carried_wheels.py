@@ -1,11 +1,11 @@
-"""Packs the wheels that a bare machine with a GPU lacks, and prints the one command to run there.
+"""Pack the wheels that a bare GPU machine lacks, and print the command to run there.
 
-Such a machine has Python 3.12, torch, transformers and peft (`benchmarks/gpu/bare-machine.txt`), and neither
-a network nor a package registry. The versions are those of `constraints.txt`. RapidOCR travels with its
-recogniser alone, which reads the short texts of the embedded model.
+Such a machine has Python 3.12, torch, transformers and peft (`benchmarks/gpu/bare-machine.txt`), but neither
+network nor package registry. The versions are those of `constraints.txt`. RapidOCR is reduced to its
+recogniser, which reads the short texts of the embedded model.
 
-    benchmarks/gpu/wheels [--out FOLDER]     download, pack, say how large it is and what to run
-    benchmarks/gpu/wheels --check            the same, and rehearse in such an environment without a network
+    benchmarks/gpu/wheels [--out FOLDER]     download, pack, print the size and the command
+    benchmarks/gpu/wheels --check            also rehearse in such an environment without network
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CARRIED = (
     "annotated-types", "colorlog", "diffusers", "importlib_metadata", "omegaconf", "pydantic",
     "pydantic_core", "pydantic-settings", "python-dotenv", "RapidFuzz", "rapidocr", "typing-inspection",
 )  # fmt: skip
-"""What the stages import and the machine lacks."""
+"""Packages that the stages import and the machine lacks."""
 
 MOST_MIB = 33.0
 _PYTHON = "3.12"
@@ -48,10 +48,10 @@ _IMPORTS = (
 
 
 def pins(names: Sequence[str], constraints: str) -> list[str]:
-    """`name==version` of each package, from the text of `constraints.txt`.
+    """Return `name==version` of each package, from the text of `constraints.txt`.
 
     Raises:
-        KeyError: it has no version of one.
+        KeyError: one has no version there.
     """
     lines = (line.partition("==") for line in constraints.splitlines() if "==" in line)
     versions = {_normal(name): version.split()[0] for name, _, version in lines}
@@ -73,7 +73,7 @@ def download(folder: Path) -> None:
 
 
 def repack(wheel: Path) -> None:
-    """Leave RapidOCR's recogniser alone in its wheel: without other models, and what its detector imports."""
+    """Strip RapidOCR's wheel to its recogniser: no other models, nor what its detector imports."""
     smaller = wheel.with_suffix(".smaller")
     with (
         zipfile.ZipFile(wheel) as old,
@@ -95,7 +95,7 @@ def _is_dropped(name: str) -> bool:
 
 
 def _record(text: str) -> str:
-    """The list of the wheel's files; one that was changed has no checksum."""
+    """Return the list of the wheel's files; changed ones have no checksum."""
     rows = [row for row in csv.reader(io.StringIO(text)) if row and not _is_dropped(row[0])]
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows(
@@ -105,7 +105,7 @@ def _record(text: str) -> str:
 
 
 def command(folder: Path) -> str:
-    """What to run on the machine, in the root of this repository."""
+    """Return the command to run on the machine, in this repository's root."""
     shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
     return (
         f"python3 -m pip install -q --no-index --no-deps --no-compile --target /tmp/site {shown}/*.whl && "
@@ -115,11 +115,11 @@ def command(folder: Path) -> str:
 
 
 def check(folder: Path, place: Path) -> dict[str, Any]:
-    """Rehearse in an environment that has what the machine has, without a network.
+    """Rehearse in an environment like the machine's, without network.
 
     Args:
-        folder: of the wheels.
-        place: where the environment is built, or is already.
+        folder: folder of the wheels.
+        place: folder of the environment, built if missing.
     """
     python = place / "bin/python"
     if not (place / "complete").is_file():
@@ -149,8 +149,8 @@ def check(folder: Path, place: Path) -> dict[str, Any]:
 
 
 def interpreter() -> str:
-    """Python 3.12 where this machine has one; otherwise the one that runs this, which is said."""
-    beside = sorted(Path(sys.base_prefix).parent.glob(f"{_PYTHON}.*/bin/python"))  # as pyenv has them
+    """Return Python 3.12 if this machine has it; otherwise the running one, with a message."""
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"{_PYTHON}.*/bin/python"))  # as in pyenv
     for name in (f"python{_PYTHON}", *map(str, beside), sys.executable):
         try:
             answer = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
@@ -163,13 +163,13 @@ def interpreter() -> str:
 
 
 def main() -> None:
-    """Print what to run, and one JSON line."""
+    """Print the command to run, and one JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu-wheels", help="folder of the wheels")
-    parser.add_argument("--check", action="store_true", help="rehearse where only these wheels are")
-    kept = "of --check, kept for the next time; made where it is missing"
+    parser.add_argument("--check", action="store_true", help="rehearse with only these wheels")
+    kept = "folder of --check's environment, kept for next time; made if missing"
     parser.add_argument("--environment", type=Path, help=kept)
     arguments = parser.parse_args()
     download(arguments.out)
@@ -186,13 +186,13 @@ def main() -> None:
 
 
 def _without_network() -> list[str]:
-    """What lets a command see a loopback alone; empty where that is not allowed."""
+    """Return the prefix of a command that sees only a loopback; empty if that is not allowed."""
     up = 'ip link set lo up; exec "$@"'
     alone = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", up, "sh"]
     try:
         subprocess.run([*alone, "true"], capture_output=True, check=True)
     except (OSError, subprocess.SubprocessError):
-        print("no network of its own can be made here: checked with the machine's", file=sys.stderr)
+        print("no separate network can be made here: checked with the machine's", file=sys.stderr)
         return []
     return alone
 
@@ -206,10 +206,10 @@ def _pip(python: str, *arguments: str) -> None:
 
 
 def _run(words: Sequence[str], surroundings: dict[str, str] | None = None) -> str:
-    """What a command prints.
+    """Return a command's output.
 
     Raises:
-        SystemExit: it failed; with the end of what it said.
+        SystemExit: it failed; with the end of its output.
     """
     answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=surroundings)
     if answer.returncode:

@@ -1,9 +1,8 @@
-"""The stage on the runtime: one trainer and two spot workers on one device, off-policy, with workers killed.
+"""The runtime stage: one trainer and two spot workers on one device, off-policy, with workers killed.
 
-A worker is killed in mid-chunk and its samples go on in another one from the last saved step. Then the same
-run is done under faults, undisturbed, and without exploration: weights, moving average and optimiser of the
-first two are compared, and the time lines show how much devices idle and what exploration adds between
-iterations.
+A worker is killed in mid-chunk, and another continues its samples from the last saved step. Then the same run
+is done under faults, undisturbed, and without exploration: weights, moving average and optimiser of the first
+two are compared, and the time lines show idle time and what exploration adds between iterations.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _TINY = (
     "runtime.scorer_workers=1",
 )  # fmt: skip
 _WIDTH, _ROW, _LABEL = 1400, 22, 90
-"""Pixels of a picture of the time line: its width, a device's row, and the name before it."""
+"""Pixels in a picture of the time line: its width, a device's row, and the name before it."""
 
 
 def disturb_runs(setting: Setting, report: Reporter) -> None:
@@ -90,7 +89,7 @@ def disturb_runs(setting: Setting, report: Reporter) -> None:
 
 
 def killed_in_mid_chunk(config: RunConfig) -> Figures:
-    """Kill a worker while it computes a chunk; another one goes on from the states that came before."""
+    """Kill a worker while it computes a chunk; another continues from the last saved states."""
     version = WeightsVersion(0)
     requests = [
         SampleRequest(RequestKind.ROLLOUT, 0, 1, 0, seed, 0, 'a sign that says "K7B"') for seed in range(4)
@@ -111,7 +110,7 @@ def killed_in_mid_chunk(config: RunConfig) -> Figures:
         first.kill()
         try:
             cut.result()
-            lost = False  # it was quicker than the signal
+            lost = False  # it finished before the signal
         except WorkerLostError:
             lost = True
         resumed = second.call(Worker.begin_samples, version, 3, saved, 1000).result().samples
@@ -123,14 +122,14 @@ def killed_in_mid_chunk(config: RunConfig) -> Figures:
 
 
 def idle_share(intervals: Sequence[StateInterval], market: str) -> float | None:
-    """Share of a market's device time that is idle."""
+    """Return the idle share of a market's device time."""
     seconds = [(one.state, one.ended_at - one.started_at) for one in intervals if one.market == market]
     whole_s = sum(taken_s for _, taken_s in seconds)
     return sum(taken_s for state, taken_s in seconds if state == "idle") / whole_s if whole_s else None
 
 
 def between_s(intervals: Sequence[StateInterval]) -> float:
-    """Median time from the end of training to the next rollout."""
+    """Return the median time from the end of training to the next rollout."""
     ends = sorted(one.ended_at for one in intervals if one.state == "train")
     begins = sorted(one.started_at for one in intervals if one.state == "rollout")
     gaps = []
@@ -143,7 +142,7 @@ def between_s(intervals: Sequence[StateInterval]) -> float:
 
 
 def timeline(intervals: Sequence[StateInterval]) -> Image.Image:
-    """A row a device: what it did, in the dashboard's colours, and what they mean."""
+    """Draw a row per device: its states in the dashboard's colours, with a legend."""
     workers = sorted({one.worker for one in intervals})
     began, ended = min(one.started_at for one in intervals), max(one.ended_at for one in intervals)
     picture = Image.new("RGB", (_WIDTH, _ROW * (len(workers) + 1)), "white")

@@ -1,8 +1,8 @@
-"""All that only a GPU can show, in eight minutes: bits, the runtime, Qwen-Image at its real size, learning.
+"""Everything that needs a GPU, in eight minutes: bits, the runtime, Qwen-Image at its real size, learning.
 
-Each stage runs in a process of its own with a time limit, in order of worth, and what it finds is written at
-once; a stage that fails or is cut leaves what it had found, and the next one starts. `--keep` merges the
-stages into `benchmarks/results/gpu_day.json`, so that some can be done again. `benchmarks/gpu/wheels` packs
+Each stage runs in a separate process with a time limit, in order of worth, and its findings are written at
+once; a stage that fails or is cut keeps its findings so far, and the next one starts. `--keep` merges the
+stages into `benchmarks/results/gpu_day.json`, so that some can be repeated. `benchmarks/gpu/wheels` packs
 what a bare machine lacks, and prints the command to run there.
 
     python -m benchmarks.gpu_day --keep [--out FOLDER] [--only STAGE,STAGE]     on a GPU
@@ -31,11 +31,11 @@ _FORKED = (
     "gpu_runtime.runtime", "gpu_runtime.worker.worker", "gpu_runtime.models.families.qwen_image",
     "gpu_runtime.worker.scoring_worker", "peft",
 )  # fmt: skip
-"""What stages use and take long to import; they are forked with it done."""
+"""Slow imports of the stages, done before they are forked."""
 
 _LOOK_S = 60.0
 _LEAST_S = 8.0
-"""A stage for which less is left is not begun."""
+"""A stage is skipped if less time is left."""
 
 _BUDGET_S, _TINY_BUDGET_S, _CPU_BUDGET_S = 460.0, 180.0, 1800.0
 """Limits of the whole process, imports included: on a GPU, in a rehearsal, for learning on the CPU."""
@@ -60,7 +60,7 @@ def stages() -> list[Stage]:
 
 
 def look(setting: Setting, report: Reporter) -> None:
-    """What the device is, and whether the allocator's large segments work on it."""
+    """Report the device, and whether the allocator's large segments work on it."""
     import torch
 
     report(torch=torch.__version__, cpus=os.cpu_count(), device="cpu")
@@ -79,7 +79,7 @@ def look(setting: Setting, report: Reporter) -> None:
 
 
 def summary(by_stage: Mapping[str, Figures]) -> Figures:
-    """The figures that are asked for, None where no stage found them."""
+    """Return the requested figures; None if no stage found one."""
 
     def of(stage: str, name: str) -> Any:
         return by_stage.get(stage, {}).get("figures", {}).get(name)
@@ -121,13 +121,13 @@ def summary(by_stage: Mapping[str, Figures]) -> Figures:
 
 
 class Day:
-    """The stages so far, and where they are written.
+    """The stages so far, and their output folders.
 
     Args:
-        named: device, date, commit and the like, of the result.
-        stamp: device, date and commit of the stages that come now.
-        by_stage: stages of an earlier try.
-        folders: where the result is written.
+        named: the result's device, date, commit and so on.
+        stamp: device, date and commit of this call's stages.
+        by_stage: stages of earlier calls.
+        folders: output folders.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Day:
         self._named, self._stamp, self._folders = named, stamp, folders
 
     def take(self, name: str, found: Figures) -> None:
-        """Put a stage's result into the place of an earlier one, and write all."""
+        """Replace a stage's earlier result, and write all."""
         self.by_stage[name] = {**found, **self._stamp}
         for folder in self._folders:
             write_result(
@@ -147,7 +147,7 @@ class Day:
             assert size < _MOST_BYTES, "a result is read, and travels"
 
     def figures(self) -> Figures:
-        """The result as it is now."""
+        """Return the current result."""
         states = [found["status"] for found in self.by_stage.values()]
         return {
             **self._named,
@@ -160,7 +160,7 @@ class Day:
 
 
 def table(by_stage: Mapping[str, Figures]) -> str:
-    """A line a stage: how it ended, seconds, its plain figures."""
+    """Return a line per stage: status, seconds, and its plain figures."""
     lines = []
     for name, found in by_stage.items():
         plain = [
@@ -176,7 +176,7 @@ def table(by_stage: Mapping[str, Figures]) -> str:
 def run(
     day: Day, chosen: Sequence[Stage], setting: Setting, budget_s: float, fault: tuple[str, Fault] | None
 ) -> None:
-    """Run the stages within a budget; seconds that one leaves go to those after it."""
+    """Run the stages within a budget; time left by one goes to the next."""
     ends_at, spare_s = time.monotonic() + budget_s, 0.0
     for stage in chosen:
         left_s = ends_at - time.monotonic()
@@ -196,7 +196,7 @@ def main() -> None:
     """Print a table and one JSON line."""
     arguments = _arguments()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Before torch is imported anywhere, as the allocator reads it early.
+    # Before any import of torch, as the allocator reads it early.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     from gpu_runtime.cluster.fork_server import import_before_forks
 
@@ -214,7 +214,7 @@ def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     stamp = {"device": device, "date": today, "commit": arguments.commit}
     named = {**stamp, "tiny": arguments.tiny, "machine": facts}
-    path = RESULTS / f"{NAME}.json"  # with its stages those of now are merged
+    path = RESULTS / f"{NAME}.json"  # this call's stages are merged into its stages
     kept = {} if arguments.tiny or not path.is_file() else json.loads(path.read_text("utf-8"))["figures"]
     folders = [*([RESULTS] if arguments.keep else []), *([arguments.out] if arguments.out else [])]
     if wanted == "cuda" and kept and kept["device"] not in ("cpu", device):
@@ -236,16 +236,16 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
     every = {stage.name: stage for stage in stages()}
-    parser.add_argument("--tiny", action="store_true", help="all stages at the size of a rehearsal")
+    parser.add_argument("--tiny", action="store_true", help="run all stages at rehearsal size")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda, and cpu with --tiny, by default")
     parser.add_argument(
         "--budget-s", type=float, help=f"seconds of all ({_BUDGET_S:.0f}; --tiny: {_TINY_BUDGET_S:.0f})"
     )
     parser.add_argument(
-        "--only", metavar="STAGE,STAGE", help=f"stages, of {', '.join(every)}; all by default"
+        "--only", metavar="STAGE,STAGE", help=f"stages to run: {', '.join(every)}; all by default"
     )
     parser.add_argument("--out", type=Path, help="folder for the result and its pictures")
-    parser.add_argument("--commit", help="of the code, where this machine has no git")
+    parser.add_argument("--commit", help="commit of the code, if this machine has no git")
     parser.add_argument("--fault", help=argparse.SUPPRESS, metavar="STAGE=kill|raise|hang")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else list(every)

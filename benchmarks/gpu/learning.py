@@ -1,6 +1,6 @@
-"""The stage on learning: the recipe of `glyphs-stale` for as long as there is time, with its score curve.
+"""The learning stage: the recipe of `glyphs-stale` for as long as time allows, with its score curve.
 
-The images are those of the same held-out prompts and seeds before and after.
+The images before and after have the same held-out prompts and seeds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpu_runtime.fleet.evaluation import Evaluation
 from storage.config.loading import load_config
 
 GAIN = 0.1
-"""Score above that of the untouched model whose time is told."""
+"""Gain in score over the untouched model whose time is reported."""
 
 _SETTINGS = (
     "runtime.reserved_workers=1", "runtime.spot_workers=2", "runtime.scorer_workers=8",
@@ -44,7 +44,7 @@ def learn(setting: Setting, report: Reporter) -> None:
 
 
 def curve(run: LiveRun) -> Figures:
-    """The scores so far."""
+    """Return the scores so far."""
     scores = [evaluation.score for _, _, evaluation in run.evaluations]
     reached = [at_s for _, at_s, evaluation in run.evaluations if evaluation.score >= scores[0] + GAIN]
     return {
@@ -64,7 +64,7 @@ def curve(run: LiveRun) -> Figures:
 def picture(evaluation: Evaluation) -> Image.Image:
     """Return the first held-out images in rows.
 
-    Their file has no tags and was drawn in no order: its head stands for all of it.
+    Their file has no tags and is in random order, so its head is representative.
     """
     images = [sample.image_HWC for sample in evaluation.samples[:_SHOWN]]
     blanks = [np.full_like(images[0], 255)] * (-len(images) % _COLUMNS)

@@ -1,7 +1,7 @@
-"""A live run without Prefect and a database: local processes on one device, in the phases of any run.
+"""A live run without Prefect or database: local processes on one device, in a run's usual phases.
 
-Exploration runs beside scoring and training, in a thread. Workers share the one device that is there, which
-`spotlight train` refuses for local processes: here it is what a machine with a single GPU has.
+Exploration runs beside scoring and training, in a thread. Workers share the only device, which `spotlight
+train` refuses for local processes, but a machine with a single GPU has no other.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _LOOK_S = 0.1
 
 @dataclass
 class LiveRun:
-    """What a run leaves.
+    """The outcome of a run.
 
     Attributes:
-        blobs: weights, moving average and optimiser at its end.
-        intervals: what each device did, without the start of the run.
-        started_s: until all processes had loaded.
-        iteration_s: of each iteration, evaluations left out.
-        evaluations: by the iteration that they follow, with the seconds since the first iteration began.
-        faults: that were done.
-        lost: workers.
-        peak_gib: most memory of the device in use at once, by all processes; of the machine, without a GPU.
+        blobs: final weights, moving average and optimiser.
+        intervals: states of each device, without the run's start.
+        started_s: seconds until all processes had loaded.
+        iteration_s: seconds of each iteration, without evaluations.
+        evaluations: by the iteration they follow, with the seconds since the first iteration began.
+        faults: injected faults.
+        lost: lost workers.
+        peak_gib: peak memory of the device, over all processes; of the machine, without a GPU.
     """
 
     blobs: Mapping[str, bytes] = field(default_factory=dict)
@@ -64,14 +64,14 @@ def live_run(
     seconds: float = float("inf"),
     on_evaluation: Callable[[LiveRun], None] = lambda run: None,
 ) -> LiveRun:
-    """Do a run's iterations.
+    """Run a run's iterations.
 
     Args:
-        config: of the run.
-        history: a folder for its history; needed for faults.
-        faults: that are done to it.
-        seconds: no iteration begins when less is left of them than the last one and an evaluation took.
-        on_evaluation: given the run so far after each evaluation.
+        config: the run's configuration.
+        history: folder for its history; needed for faults.
+        faults: faults to inject.
+        seconds: budget; no iteration begins if less is left than the last one and an evaluation took.
+        on_evaluation: called with the run so far after each evaluation.
     """
     run, began = LiveRun(), time.monotonic()
     with ExitStack() as opened:
@@ -92,7 +92,7 @@ def live_run(
 
 @contextmanager
 def _memory_watched(run: LiveRun, device: torch.device) -> Iterator[None]:
-    """Look ten times a second: processes come and go, and each knows of its own memory alone."""
+    """Sample memory ten times a second: processes come and go, and each knows only its own."""
 
     def watch() -> None:
         while not ended.wait(_LOOK_S):
@@ -113,7 +113,7 @@ def _memory_watched(run: LiveRun, device: torch.device) -> Iterator[None]:
 
 
 class _Loop:
-    """The iterations and the evaluations that are due."""
+    """The iterations, and the evaluations due."""
 
     def __init__(
         self, runtime: Runtime, run: LiveRun, ends_at: float, on_evaluation: Callable[[LiveRun], None]

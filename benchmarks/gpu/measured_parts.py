@@ -1,4 +1,4 @@
-"""Measurements one after another, each on its own: one that runs out of memory costs no other one."""
+"""Independent measurements, one after another: one that runs out of memory does not affect the others."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from benchmarks.gpu.stages import Figures
 
 _ENOUGH_S = 5.0
-"""No repetition begins after this, so that a slow measurement does not eat the budget."""
+"""Seconds after which no repetition begins, so that a slow measurement does not use up the budget."""
 
 _LONGEST = 12
-"""Kernels that are named one by one."""
+"""Number of kernels listed by name."""
 
 
 class MeasuredParts:
-    """Takes measurements and keeps what they found, or why they found nothing.
+    """Takes measurements and keeps their results, or why they failed.
 
     Args:
-        device: what is measured; its memory is asked for too where it is a GPU.
-        budget_s: after so many seconds no measurement begins any more; one that has begun goes on.
-        flush: given all that was found so far, after each.
-        clock: seconds, for tests.
+        device: measured device; a GPU's memory is recorded too.
+        budget_s: seconds after which no measurement begins; a running one continues.
+        flush: called with all results so far, after each measurement.
+        clock: function that returns seconds, for tests.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MeasuredParts:
         self._began = clock()
 
     def take(self, name: str, work: Callable[[], Figures]) -> Figures:
-        """Measure; what went wrong is the result too: `out_of_memory`, `failed` or `skipped`, in words."""
+        """Measure; a failure is a result too: `out_of_memory`, `failed` or `skipped`, with the reason."""
         passed_s, cuda = self._clock() - self._began, self._device.type == "cuda"
         if passed_s >= self._budget_s:
             said = f"the budget of {self._budget_s:g} s was spent after {passed_s:.0f} s"
@@ -61,7 +61,7 @@ class MeasuredParts:
             figures["measuring_s"] = round(self._clock() - began, 3)
             if cuda:
                 figures["peak_gib"] = round(torch.cuda.max_memory_allocated(self._device) / 2**30, 2)
-            # What the measurement has left lies in cycles, and in the allocator's own store.
+            # The measurement leaves memory in cycles and in the allocator's cache.
             gc.collect()
             if cuda:
                 torch.cuda.empty_cache()
@@ -70,10 +70,10 @@ class MeasuredParts:
         return figures
 
     def refuse_failures(self) -> None:
-        """Fail if a measurement did, now that all others are done.
+        """Fail if a measurement did, once all others are done.
 
         Raises:
-            RuntimeError: which ones found nothing, and why.
+            RuntimeError: some failed; the message names them and the reasons.
         """
         failed = {
             name: figures[why]
@@ -86,13 +86,13 @@ class MeasuredParts:
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5, warmups: int = 1) -> float:
-    """Median time of a call, waiting for the GPU's queue before and after.
+    """Return the median time of a call, waiting for the GPU's queue before and after.
 
     Args:
-        work: what to time.
-        device: where it computes.
-        repeats: at most; fewer where they take long, at least one.
-        warmups: calls beforehand that are not timed.
+        work: call to time.
+        device: its device.
+        repeats: maximum number; at least one, fewer if they take long.
+        warmups: untimed calls before.
     """
     for _ in range(warmups):
         work()
@@ -112,7 +112,7 @@ _KINDS = {"matrix_products": ("nvjet", "gemm"), "attention": ("fmha", "flash", "
 
 
 def kernel_times(work: Callable[[], object], device: torch.device) -> Figures:
-    """Milliseconds of the GPU in a warm call by kind of kernel, and the kernels' number."""
+    """Return GPU milliseconds of a warm call by kind of kernel, and the number of kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         wait_for(device)
@@ -132,7 +132,7 @@ def kernel_times(work: Callable[[], object], device: torch.device) -> Figures:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done all that it was given."""
+    """Wait until the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

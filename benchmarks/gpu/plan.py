@@ -1,4 +1,4 @@
-"""Sizes of what the stages on Qwen-Image measure: the real ones, and those of a rehearsal."""
+"""Sizes that the Qwen-Image stages measure: the real ones, and those of a rehearsal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class TransformerShape:
     """Sizes of Qwen-Image's transformer; the defaults are the real ones, 20.4 billion parameters.
 
     Attributes:
-        layers, heads, head_width: of its double-stream blocks.
-        text_width: of a text token as the encoder gives it.
-        channels: of a latent token.
-        rope_axes: how the head's width is divided over time, rows and columns.
+        layers, heads, head_width: sizes of its double-stream blocks.
+        text_width: width of the encoder's text tokens.
+        channels: channels of a latent token.
+        rope_axes: split of the head's width over time, rows and columns.
     """
 
     layers: int = 60
@@ -30,12 +30,12 @@ class TransformerShape:
 
     @property
     def architecture(self) -> Architecture:
-        """The sizes by which operations are counted."""
+        """Return the sizes by which operations are counted."""
         width = self.heads * self.head_width
         return Architecture(width, double=self.layers, channels=self.channels, text_width=self.text_width)
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `QwenImageTransformer2DModel`."""
+        """Return the arguments of `QwenImageTransformer2DModel`."""
         return {
             "patch_size": 2,
             "in_channels": self.channels,
@@ -50,18 +50,18 @@ class TransformerShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes and batches; a size is called by the pixels of the real one, also where a rehearsal has fewer.
+    """Sizes and batches; a size is named by its real pixels, even if a rehearsal has fewer.
 
     Attributes:
-        shape, dtype: of the transformer.
+        shape, dtype: the transformer's.
         vae: arguments of the VAE's class.
         pixels: edge of the square images of each size.
-        batches: of a denoising step, for each size; the first one is measured first.
-        run_batch: samples of a rollout and of a training step, for each size.
-        text_length, text_tokens: of a prompt, with padding and without.
-        rank: of the adapters.
+        batches: batch sizes of a denoising step, for each size; the first is measured first.
+        run_batch: samples per batch of a rollout and of a training step, for each size.
+        text_length, text_tokens: tokens of a prompt with and without padding.
+        rank: rank of the adapters.
         steps: denoising steps of a rollout.
-        edge: of the square matrices whose product is the limit.
+        edge: edge of the square matrices whose product gives the limit.
         compiler: backend of torch.compile.
     """
 
@@ -79,7 +79,7 @@ class Plan:
     compiler: str
 
     def image_tokens(self, size: int) -> int:
-        """Latent tokens S of an image."""
+        """Return the latent tokens S of an image."""
         return (self.pixels[size] // 16) ** 2
 
 
@@ -115,5 +115,5 @@ TINY = Plan(
     rank=4,
     steps=6,
     edge=512,
-    compiler="eager",  # generating code for CPUs takes half a minute, and shows nothing of that for GPUs
+    compiler="eager",  # generating code for CPUs takes half a minute, and tells nothing about GPUs
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""What is timed on Qwen-Image: one transformer with its adapters, in a denoising step, a rollout, training.
+"""Timed parts of Qwen-Image: one transformer with adapters, in a denoising step, a rollout, training.
 
-A rollout is the sampler's own, and training the trainer's own, as on a worker of a run; the model is the
-family's own class. Prompts are padded and masked, as a run has them.
+Rollout, training and model use the sampler, the trainer and the family's class, as on a run's worker. Prompts
+are padded and masked, as in a run.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ TARGETS = (
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
 _FILLED = 0.02
-"""Deviation of adapters that are filled."""
+"""Standard deviation of filled adapters."""
 
 _BACKEND = "native"
-"""The kernel that torch chooses."""
+"""The backend for which torch chooses the kernel."""
 
 
 class ProfiledModel:
-    """The parts with random weights and adapters, built once, and what is timed on them.
+    """A model with random weights and adapters, built once, and the measurements on it.
 
     Args:
         plan: sizes and batches.
         device: where it computes.
-        limit_tflops: what a share is a share of; None where it is not known.
+        limit_tflops: rate that shares refer to; None if unknown.
 
     Attributes:
-        built: figures of building it.
+        built: figures of its construction.
     """
 
     def __init__(self, plan: Plan, device: torch.device, limit_tflops: float | None) -> None:
@@ -68,7 +68,7 @@ class ProfiledModel:
         self._parts = build_parts(plan, device)
         self._transformer: Any = self._parts.transformer
         frozen = sum(weight.numel() for weight in self._transformer.parameters())
-        self._transformer.set_attention_backend(_BACKEND)  # once, as compiled blocks are of one kernel
+        self._transformer.set_attention_backend(_BACKEND)  # once, as compiled blocks keep their kernel
         self._needs = {size: self._need(size) for size in plan.pixels}  # adapters would hide the layers
         config = self._config(512)
         self._policy = Policy(self._model(512), config.adaptation, seed=0, keeps_reference=False)
@@ -90,9 +90,9 @@ class ProfiledModel:
         adapters: bool = True,
         deterministic: bool = True,
     ) -> Figures:
-        """A denoising step without gradients: the network alone.
+        """Time a denoising step without gradients: the network alone.
 
-        A kernel that is named need not be among the deterministic ones that workers choose from.
+        A named kernel need not be among the deterministic ones that workers choose from.
         """
         work, named = self._forward(size, batch), backend != _BACKEND
         with self._changed(backend, adapters), _kernels(deterministic and not named), torch.no_grad():
@@ -105,7 +105,7 @@ class ProfiledModel:
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
-        """Within this context the blocks are compiled, as `model.compile=true` has them."""
+        """Compile the blocks within this context, as with `model.compile=true`."""
         with torch._dynamo.config.patch(disable=False):
             compile_blocks(self._transformer, False, self._plan.compiler)
             try:
@@ -116,7 +116,7 @@ class ProfiledModel:
                 torch.compiler.reset()
 
     def first_step(self, size: int, batch: int) -> Figures:
-        """The first call within `compiled`, which compiles; a new machine has nothing in torch's cache."""
+        """Time the first call within `compiled`, which compiles; a new machine's torch cache is empty."""
         work, began = self._forward(size, batch), time.perf_counter()
         with torch.no_grad():
             work()
@@ -124,7 +124,7 @@ class ProfiledModel:
         return {"first_step_s": time.perf_counter() - began}
 
     def rollout(self, size: int) -> Figures:
-        """The sampler's denoising loop with its two stochastic steps; not decoded."""
+        """Time the sampler's denoising loop with its two stochastic steps, without decoding."""
         plan, flops, batch = self._plan, self._flops(size), self._plan.run_batch[size]
         taken_s = seconds(self._our_loop(size), self._device, repeats=1)
         return {
@@ -136,10 +136,10 @@ class ProfiledModel:
         }
 
     def beside_diffusers(self, size: int) -> Figures:
-        """The same loop and diffusers' own pipeline in turn, on the same weights and batch.
+        """Time the same loop and diffusers' own pipeline in turn, on the same weights and batch.
 
-        diffusers has PEFT's own layers; its prompts have no padding, so it computes fewer text tokens, and
-        needs no mask. Neither decodes.
+        diffusers uses PEFT's layers; its prompts have no padding, so it computes fewer text tokens, without a
+        mask. Neither decodes.
         """
         ours, theirs = self._our_loop(size), self._loop_of_diffusers(size)
         taken = [(seconds(ours, self._device, 1, 0), seconds(theirs, self._device, 1, 0)) for _ in range(2)]
@@ -173,9 +173,9 @@ class ProfiledModel:
         return work
 
     def samples(self, size: int) -> Figures:
-        """Three denoising steps of a batch, beside the same ones stopped and resumed, reordered, in part.
+        """Compare three denoising steps of a batch with the same steps resumed, reordered and in part.
 
-        The adapters are filled first: those of a run's start are 0.
+        The adapters are filled first: they start at 0.
         """
         fill_adapters(self._policy)
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
@@ -189,7 +189,7 @@ class ProfiledModel:
         }
 
     def kernels(self, size: int, trains: bool) -> Figures:
-        """Where the GPU's time goes in a step of denoising or training; `step_s` is its time unprofiled."""
+        """Profile a step of denoising or training by kernel; `step_s` is its unprofiled time."""
         if trains and self._training is None:
             self.train(size)
         work = self._training if trains else self._forward(size, self._plan.run_batch[size])
@@ -199,15 +199,15 @@ class ProfiledModel:
             return {"step_s": step_s} | kernel_times(work, self._device)
 
     def noise(self, size: int) -> Figures:
-        """Drawing one batch's noise on the CPU, as each stochastic step does beside the GPU's work."""
+        """Time drawing a batch's noise on the CPU, as each stochastic step does beside the GPU's work."""
         streams, shape = [stream_of(one) for one in self._requests(size)], self._model(size).latent_shape
         return {"noise_s": seconds(lambda: normal(streams, Purpose.SDE, 1, shape), torch.device("cpu"))}
 
     def train(self, size: int, checkpointing: bool = True, deterministic: bool = True) -> Figures:
-        """The trainer's step on one batch of samples: two rows each, forward, backward, AdamW, average.
+        """Time the trainer's step on one batch of samples: two rows each, forward, backward, AdamW, average.
 
-        `mfu` counts what must be computed; `hardware_utilisation` also the second forward pass that
-        gradient checkpointing makes.
+        `mfu` counts necessary operations; `hardware_utilisation` also the second forward pass of gradient
+        checkpointing.
         """
         self._training = None  # its moments are 3 GiB
         config, model = self._config(size), self._model(size)
@@ -235,7 +235,7 @@ class ProfiledModel:
         } | share
 
     def decode(self, size: int) -> Figures:
-        """The VAE's decoder, an image at a time, in float32 as a run has it; random weights."""
+        """Time the VAE's decoder with random weights, one image at a time, in float32 as in a run."""
         model = self._model(size)
         latents = torch.randn(2, *model.latent_shape, device=self._device)
         taken_s = seconds(lambda: model.decode(latents), self._device, repeats=3)
@@ -267,7 +267,7 @@ class ProfiledModel:
         }
 
     def _policy_on(self, model: SizedQwen) -> Policy:
-        """The one policy, with the images' size of this model: the trainer asks it for velocities."""
+        """Return the only policy, with this model's image size: the trainer asks it for velocities."""
         self._policy.model = model
         return self._policy
 
@@ -277,7 +277,7 @@ class ProfiledModel:
         return self._models[size]
 
     def _need(self, size: int) -> MemoryNeed:
-        """The least that a run is said to need, without a text encoder; before there are adapters."""
+        """Return a run's least memory need, without a text encoder and before there are adapters."""
         image_tokens, config = self._plan.image_tokens(size), self._config(size)
         work = WorkNeed.of(self._transformer, image_tokens, config, keeps_reference=False)
         transformer, vae = (
@@ -287,7 +287,7 @@ class ProfiledModel:
         return MemoryNeed(transformer, vae, 0, work=work)
 
     def _config(self, size: int) -> RunConfig:
-        """The recipe: ten steps, a = 1.2, a window of two within the first five, LoRA, no KL."""
+        """Return the recipe: ten steps, a = 1.2, a window of two within the first five, LoRA, no KL."""
         plan = self._plan
         return RunConfig.model_validate(
             {
@@ -295,7 +295,7 @@ class ProfiledModel:
                     "rollout_steps": plan.steps, "evaluate_steps": plan.steps, "noise_level": 1.2,
                     "window_size": 2, "window_stop": 5, "batch_size": plan.run_batch[size],
                 },
-                # Whether the ratio is 1 in bf16 is a finding here, and not a condition.
+                # The ratio in bf16 is a finding here, not a condition.
                 "algorithm": {"options": {"clip_range": 0.9}, "ratio_tolerance": 0.9},
                 "adaptation": {
                     "mode": "lora", "rank": plan.rank, "targets": TARGETS, "gradient_checkpointing": True,
@@ -324,13 +324,13 @@ class ProfiledModel:
         return plan.shape.architecture.operations(plan.image_tokens(size), plan.text_length, plan.rank)
 
     def _share(self, operations: float, taken_s: float) -> Figures:
-        """`tflops` reached, and `mfu`, their share of the limit."""
+        """Return the achieved `tflops`, and `mfu`, their share of the limit."""
         tflops = operations / taken_s / 1e12
         return {"tflops": tflops, "mfu": tflops / self._limit if self._limit else None}
 
     @contextmanager
     def _changed(self, backend: str, adapters: bool) -> Iterator[None]:
-        """Within this context attention has another kernel, and adapters are on or off."""
+        """Use another attention kernel, and adapters on or off, within this context."""
         self._transformer.set_attention_backend(backend)
         if not adapters:
             self._transformer.disable_adapters()
@@ -353,7 +353,7 @@ class ProfiledModel:
 
 @contextmanager
 def _kernels(deterministic: bool) -> Iterator[None]:
-    """Within this context torch takes deterministic kernels, or whichever are quickest."""
+    """Let torch use deterministic kernels, or the quickest ones, within this context."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(deterministic and before)
     try:
@@ -363,7 +363,7 @@ def _kernels(deterministic: bool) -> Iterator[None]:
 
 
 def with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
-    """Half of them good, half bad: nothing is judged here."""
+    """Return samples with advantages, half good and half bad, as nothing is judged here."""
     return [
         TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)
         for place, sample in enumerate(samples)
@@ -371,7 +371,7 @@ def with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
 
 
 def fill_adapters(policy: Policy) -> None:
-    """Give trained weights small values other than 0, so that the adapters matter; by a fixed seed."""
+    """Give trained weights small nonzero values from a fixed seed, so that the adapters matter."""
     with torch.no_grad():
         for weight in policy.trained.values():
             weight.normal_(0, _FILLED, generator=torch.Generator(weight.device).manual_seed(1))
@@ -389,7 +389,7 @@ def _same_latents(one: Sequence[SampleState], other: Sequence[SampleState]) -> b
 
 @contextmanager
 def _layers_of_peft() -> Iterator[None]:
-    """Within this context adapters compute as PEFT's own layers do, in float32 on tensor cores (TF32)."""
+    """Let adapters compute like PEFT's layers, in float32 on tensor cores (TF32), within this context."""
     own, precision = LoraLinear.forward, torch.get_float32_matmul_precision()
     LoraLinear.forward = lora.Linear.forward
     torch.set_float32_matmul_precision("high")

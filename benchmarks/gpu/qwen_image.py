@@ -1,9 +1,9 @@
-"""Stages on Qwen-Image's transformer at its real size: the wanted figures, and variants for what is left.
+"""Stages on Qwen-Image's transformer at its real size: the main figures, and variants in the time left.
 
 Random weights (20.4 billion, bfloat16) made on the device, LoRA of rank 64, ten denoising steps of which two
-are stochastic, without guidance. A share of the limit (`mfu`) counts what must be computed: a forward pass,
-and for training the pass back to the adapters. What gradient checkpointing computes again counts in
-`hardware_utilisation` alone. The limit is the measured rate of a large matrix product.
+are stochastic, without guidance. A share of the limit (`mfu`) counts necessary operations: a forward pass,
+and for training the backward pass to the adapters. Recomputation by gradient checkpointing counts only in
+`hardware_utilisation`. The limit is the measured rate of a large matrix product.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from benchmarks.gpu.profiled_model import ProfiledModel
 from benchmarks.gpu.stages import Figures, Reporter, Setting
 
 BACKENDS = ("_native_cudnn", "_native_flash", "_native_efficient")
-"""Besides `native`, which lets torch choose."""
+"""Attention backends besides `native`, which lets torch choose."""
 
 Part = tuple[str, Callable[[], Figures]]
-"""A measurement's name, and the measurement."""
+"""A measurement's name and function."""
 
 _LONGEST_PART = 0.15
-"""Share of a stage's time that a part may take: none begins when less is left."""
+"""Longest time of a part, as a share of its stage's: none begins if less is left."""
 
 
 def measure_model(setting: Setting, report: Reporter) -> None:
-    """The wanted figures, in order of worth."""
+    """Measure the main figures, in order of worth."""
     plan, _, parts, model = _begun(setting, report)
     if model is not None:
         wanted: list[Part] = [
@@ -59,14 +59,14 @@ def measure_model(setting: Setting, report: Reporter) -> None:
 
 
 def measure_variants(setting: Setting, report: Reporter) -> None:
-    """What else a step may be like; a variant that cannot be had says so, and that is its figure."""
+    """Measure variants of a step; an unavailable one has the reason as its figure."""
     plan, device, parts, model = _begun(setting, report)
     if model is None:
         return
     on_gpu = device.type == "cuda"
     step = partial(model.step, 512, 8)
     variants: list[Part] = [
-        # Where a GPU's time goes; on a CPU there is nothing to tell.
+        # A GPU's time by kernel; not for a CPU.
         *[(f"kernels_{name}_512", partial(model.kernels, 512, trains))
           for name, trains in (("step", False), ("train", True)) if on_gpu],
         ("step_512_without_adapters", partial(step, adapters=False)),
@@ -86,13 +86,13 @@ def measure_variants(setting: Setting, report: Reporter) -> None:
 
 
 def matrix_product(device: torch.device, edge: int, dtype: torch.dtype = torch.bfloat16) -> Figures:
-    """What a large square matrix product reaches here."""
+    """Return the rate of a large square matrix product."""
     left, right = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
     return _rate(device, edge, lambda: torch.mm(left, right))
 
 
 def fp8_matrix_product(device: torch.device, edge: int) -> Figures:
-    """The same in eight bits, with one scale a matrix."""
+    """Return the same in eight bits, with one scale per matrix."""
     left, right = (torch.randn(edge, edge, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     scale = torch.ones((), device=device)
     scales: dict[str, Any] = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16}
@@ -111,7 +111,7 @@ def _rate(device: torch.device, edge: int, product: Callable[[], torch.Tensor]) 
 
 
 def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
-    """The wanted figures, None where they were not found, and the times of steps by size and batch."""
+    """Return the main figures (None if missing), and the times of steps by size and batch."""
     equal = [value for name, value in found.get("samples_512", {}).items() if name.endswith("_equal")]
 
     def figure(part: str, name: str) -> Any:
@@ -157,7 +157,7 @@ def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part
 def _begun(
     setting: Setting, report: Reporter
 ) -> tuple[Plan, torch.device, MeasuredParts, ProfiledModel | None]:
-    """Return sizes, device, measurements, and the model, None if it could not be built.
+    """Return sizes, device, measurements, and the model (None if it could not be built).
 
     The limit is measured first.
     """

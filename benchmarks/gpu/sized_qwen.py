@@ -1,6 +1,6 @@
 """Qwen-Image at its real size with random weights: the family's own class, without a text encoder.
 
-Random weights cost the time that trained ones do; the images are noise.
+Random weights take as long as trained ones; the images are noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_runtime.models.files.pipeline_parts import Parts
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
 
-_DEVIATION = 0.02  # of the weights: small enough that sixty blocks do not overflow
+_DEVIATION = 0.02  # standard deviation of the weights: small enough that sixty blocks do not overflow
 _SCHEDULE: dict[str, Any] = {
     "base_image_seq_len": 256, "base_shift": 0.5, "max_image_seq_len": 8192, "max_shift": 0.9,
     "shift_terminal": 0.02, "time_shift_type": "exponential", "use_dynamic_shifting": True,
@@ -27,13 +27,13 @@ _SCHEDULE: dict[str, Any] = {
 
 
 def build_parts(plan: Plan, device: torch.device) -> Parts:
-    """All parts but the text encoder, made on the device itself: the host need not hold 41 GB."""
+    """Make all parts except the text encoder on the device, so that the host need not hold 41 GB."""
     with torch.device(device):
         vae: Any = AutoencoderKLQwenImage(**plan.vae)
     before = torch.get_default_dtype()
     torch.set_default_dtype(plan.dtype)
     try:
-        # Its rotary tables are no parameters, so building it on `meta` first would lose them.
+        # Its rotary tables are not parameters, so building it on `meta` first would lose them.
         with torch.device(device):
             transformer: Any = QwenImageTransformer2DModel(**plan.shape.arguments())
     finally:
@@ -51,13 +51,13 @@ def build_parts(plan: Plan, device: torch.device) -> Parts:
 
 
 class SizedQwen(QwenImageModel):
-    """The family's model for square images; a prompt is what a generator draws that its hash seeds.
+    """The family's model for square images; a prompt's hash seeds its random embedding.
 
     Args:
-        parts: of `build_parts`.
-        plan: its text lengths and widths.
-        size: one of the plan's.
-        device: where the parts are.
+        parts: result of `build_parts`.
+        plan: text lengths and widths.
+        size: one of the plan's sizes.
+        device: device of the parts.
     """
 
     def __init__(self, parts: Parts, plan: Plan, size: int, device: torch.device) -> None:
@@ -70,14 +70,14 @@ class SizedQwen(QwenImageModel):
 
     @classmethod
     def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> None:
-        """Nothing to refuse: there is no tokenizer."""
+        """Refuse nothing: there is no tokenizer."""
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample."""
+        """Return the numbers of image and text tokens of a sample."""
         return self.latent_shape[0], self.text_length
 
     def real_tokens(self, prompt: str) -> torch.Tensor:
-        """Embeddings of a prompt's tokens without padding, (tokens, width)."""
+        """Return the embeddings of a prompt's tokens without padding, (tokens, width)."""
         key = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=7).digest(), "little")
         shape = self._plan.text_tokens, self._plan.shape.text_width
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(key))

@@ -1,8 +1,8 @@
-"""Runs the stages of a benchmark, each in a process of its own with a time limit.
+"""Run the stages of a benchmark, each in a separate process with a time limit.
 
-A stage reports its figures as it finds them. So one that fails, is killed or takes too long leaves what it
-had found, and the next one starts with a fresh device. Stages are forked from a process that has the imports
-done and has not touched the device; no process of a stage outlives it.
+A stage reports its figures as it finds them, so one that fails, is killed or takes too long keeps them, and
+the next one starts with a fresh device. Stages are forked from a process that has done the imports but not
+touched the device; no process of a stage outlives it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 Figures = dict[str, Any]
 Reporter = Callable[..., None]
-"""Called with figures by name, as often as there are new ones."""
+"""Called with figures by name, whenever there are new ones."""
 
 Fault = Literal["kill", "raise", "hang"]
 _PR_SET_PDEATHSIG = 1
@@ -30,13 +30,13 @@ _ENDING_S = 1.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What a stage is given.
+    """The inputs of a stage.
 
     Attributes:
         device: `cuda` or `cpu`.
-        tiny: at the size of a rehearsal.
-        limit_s: after so many seconds it is ended; a stage with several parts begins none shortly before.
-        folder: where pictures go; None for none.
+        tiny: True for the size of a rehearsal.
+        limit_s: seconds after which it is ended; a stage with several parts begins none shortly before.
+        folder: folder for pictures; None for none.
     """
 
     device: str
@@ -50,9 +50,9 @@ class Stage:
     """A part of the benchmark.
 
     Attributes:
-        name: of its figures in the result.
-        limit_s: that it may take; what it leaves goes to the next one.
-        work: does it.
+        name: name of its figures in the result.
+        limit_s: seconds that it may take; time left goes to the next one.
+        work: its function.
     """
 
     name: str
@@ -66,13 +66,13 @@ def run_stage(
     """Run a stage.
 
     Args:
-        stage: to run.
-        setting: that it is given.
-        flush: given all that is known of the stage so far, whenever it has reported.
-        fault: done to the stage after its first report, for tests.
+        stage: the stage.
+        setting: its inputs.
+        flush: called with all its results so far after each report.
+        fault: fault injected after its first report, for tests.
 
     Returns:
-        `status` (`done`, `failed`, `cut`), `seconds`, `figures`, and `error` where it did not end well.
+        `status` (`done`, `failed`, `cut`), `seconds`, `figures`, and `error` if it did not end well.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -108,12 +108,12 @@ def run_stage(
 
 
 def _end(process: Any) -> None:
-    """End the stage and all that it has started; one that is ending anyway has a moment for it."""
+    """End the stage and everything it started; one that is already ending gets a moment."""
     process.join(_ENDING_S)
     if process.is_alive():
         try:
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has not got as far as a group
+        except ProcessLookupError:  # it has no process group yet
             process.kill()
     process.join()
 
@@ -141,14 +141,14 @@ def _in_child(stage: Stage, setting: Setting, theirs: Connection, fault: Fault |
 
         from gpu_runtime.models.loading import prepare_gpu
 
-        # One thread, as workers have; on a GPU, the settings that they choose.
+        # One thread, as in workers; on a GPU, their settings.
         torch.set_num_threads(1)
         if setting.device == "cuda":
             prepare_gpu()
-        # A rehearsal traces Qwen-Image's blocks alone: to compile those of all parts on a CPU takes minutes.
+        # A rehearsal only traces Qwen-Image's blocks: compiling them all on a CPU takes minutes.
         torch._dynamo.config.disable = setting.tiny
-        # The rest is for the end of the process itself, and for the next stage's start.
+        # The rest is for the process's end and the next stage's start.
         stage.work(replace(setting, limit_s=0.95 * setting.limit_s), report)
         theirs.send({"status": "done"})
-    except BaseException:  # noqa: BLE001 - whatever ends a stage is its result
+    except BaseException:  # noqa: BLE001 - any failure is the stage's result
         theirs.send({"status": "failed", "error": traceback.format_exc()[-4000:]})

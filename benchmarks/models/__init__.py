@@ -1,1 +1,1 @@
-"""Models as they come: families beside their own pipelines, embedded models before training, prompt files."""
+"""Models before training: families beside their own pipelines, embedded models, and prompt files."""

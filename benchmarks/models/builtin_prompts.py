@@ -1,4 +1,4 @@
-"""Make the built-in prompt files (presets/prompts) again, to the byte.
+"""Regenerate the built-in prompt files (presets/prompts), to the byte.
 
 python -m benchmarks.builtin_prompts
 """
@@ -21,11 +21,11 @@ from gpu_runtime.prompt_sets.signs import sign_lines
 from storage.prompts.files import BUILTIN_FOLDER
 
 BINDING = "color_attr"
-"""Attribute binding: two objects, each of its colour; the tag that `embedded:shapes` fails most."""
+"""Attribute binding: two objects with different colours; the tag that `embedded:shapes` fails most."""
 
 
 def text_lines(task: EmbeddedTask, count: int, *, held_out: bool, seed: int) -> list[str]:
-    """Draw `count` distinct prompts that are texts alone."""
+    """Draw `count` distinct text prompts."""
     rng = np.random.default_rng(seed)
     lines: dict[str, None] = {}
     while len(lines) < count:
@@ -34,7 +34,7 @@ def text_lines(task: EmbeddedTask, count: int, *, held_out: bool, seed: int) -> 
 
 
 def bound_objects(line: str) -> frozenset[tuple[str, str]] | None:
-    """The objects of a row of `BINDING` as (colour, class), in no order; None of another tag."""
+    """Return the objects of a row of `BINDING` as unordered (colour, class) pairs; None for another tag."""
     row = json.loads(line)
     if row["tag"] != BINDING:
         return None
@@ -46,8 +46,7 @@ def shape_lines(
 ) -> list[str]:
     """Draw `per_tag` rows of each tag, mixed; a tag with fewer rows than that repeats them.
 
-    Repetition keeps the tags in balance. A row that comes twice has two prompt ids, and so noise
-    of its own each time.
+    Repetition balances the tags. A repeated row has two prompt ids, and therefore different noise.
     """
     rng = np.random.default_rng(seed)
     task = ShapesTask()
@@ -80,8 +79,8 @@ def edit_lines(per_tag: int, *, held_out: bool, seed: int) -> list[str]:
 def built_in_files() -> dict[str, str]:
     """Return the content of every built-in prompt file by its name."""
     shapes = shape_lines(24, held_out=True, seed=4)
-    # Attribute binding alone: what a model is post-trained on that is good at all else. No two objects of a
-    # held-out prompt are together in a training prompt, in any order; few more prompts are left.
+    # Attribute binding alone: to post-train a model that is good at all else. No two objects of a held-out
+    # prompt are together in a training prompt, in any order; few more prompts remain.
     binding = shape_lines(96, held_out=True, seed=6, tags=[BINDING])
     files = {
         "glyphs-train.txt": text_lines(GlyphsTask(), 1024, held_out=False, seed=1),

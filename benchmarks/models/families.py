@@ -1,4 +1,4 @@
-"""The model families against their own diffusers pipelines, on tiny random weights of the real classes.
+"""Compare the model families with their diffusers pipelines, on tiny random weights of the real classes.
 
 `max_abs_error` is the largest difference of final latents between our sampler without noise and the
 pipeline, on the same initial noise with guidance; `ratio_deviation` the largest |ratio - 1| at the first
@@ -38,11 +38,11 @@ from tests.tiny_pipelines import PIPELINES, TWO_EXPERTS, save_pipeline
 from tests.tiny_run import perturbed
 
 MODELS = (*PIPELINES, TWO_EXPERTS)
-"""A model of each family, named as it, and a second one of Wan 2.2."""
+"""A model of each family, with the family's name, and a second one of Wan 2.2."""
 
 
 def figures_of(name: str, folder: Path) -> dict[str, Any]:
-    """The figures of a model of a family."""
+    """Return the figures of a family's model."""
     saved, family = save_pipeline(name, folder / "pipeline"), name.split()[0]
     config = family_config(family, saved, adaptation={"gradient_checkpointing": True})
     model = load_model(config.model)

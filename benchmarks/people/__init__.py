@@ -1,1 +1,1 @@
-"""The first minutes, the pages, the record behind them, and the doors that stay closed."""
+"""First minutes, pages, the record behind them, and security."""

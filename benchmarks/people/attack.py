@@ -1,15 +1,15 @@
-"""Requests that a web page can send to a real `up` and a real `train`, and which of them succeed.
+"""Requests that a web page can send to a real `up` and a real `train`, and which succeed.
 
-A browser on the same machine sends any page's requests to 127.0.0.1: with the page's `Origin`, or, where
-the page's own name resolves to 127.0.0.1 (DNS rebinding), with its name as `Host`. Every try is made in each
-of these callers, without the password, over HTTP and websockets; none is judged by the answer's status.
-`written` counts tries whose change the owner then finds at the server, `started` flow runs and commands that
-were begun, `read` answers that hold what only the owner is to see, `preflights` permissions for a browser to
-go on.
+A browser on the same machine sends any page's requests to 127.0.0.1: with the page's `Origin`, or, if the
+page's own name resolves to 127.0.0.1 (DNS rebinding), with its name as `Host`. Every attempt is made as each
+of these callers, without the password, over HTTP and websockets, and judged by its effect, not by the
+answer's status. `written` counts attempts whose change the owner finds at the server, `started` flow runs and
+commands that began, `read` answers with the owner's data, `preflights` permissions for a browser to continue.
 
     python -m benchmarks.attack [--unprotected]
 
-`--unprotected` makes the same tries at Prefect's server as it comes, where they succeed: so they can.
+`--unprotected` makes the same attempts at an unmodified Prefect server, where they succeed, which proves
+them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tests.running_up import client_of, free_port, running_up, wait_until
 _FOREIGN = "evil.example"
 _TIMEOUT_S = 10.0
 _SETTLE_S = 5.0
-"""Events are written some time after they were taken."""
+"""Events are written some time after they are accepted."""
 
 
 _SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
@@ -56,10 +56,10 @@ _SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_worker
 
 @dataclass(frozen=True)
 class Caller:
-    """What a browser says of the page that asks; None says nothing.
+    """Headers that a browser sends for the calling page; None sends nothing.
 
     Attributes:
-        host: name of the server as the page calls it; the port is added.
+        host: the server's name as the page calls it; the port is added.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Caller:
     origin: str | None = None
 
     def headers(self, port: int) -> dict[str, str]:
-        """For a server that listens on this port."""
+        """Return the headers for a server on this port."""
         origin = None if self.origin is None else self.origin.replace("PORT", str(port))
         return {"Host": f"{self.host}:{port}"} | ({} if origin is None else {"Origin": origin})
 
@@ -84,7 +84,7 @@ CALLERS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A try: what it was meant to do (write, start, read, preflight), and whether that came to pass."""
+    """An attempt: its aim (write, start, read, preflight), and whether it succeeded."""
 
     what: str
     caller: str
@@ -93,7 +93,7 @@ class Outcome:
 
 
 class Target:
-    """A Prefect server, with something in it that is worth an attack."""
+    """A Prefect server with something worth attacking."""
 
     def __init__(self, url: str, owner: httpx.Client) -> None:
         self.url, self._owner = url, owner
@@ -115,17 +115,17 @@ class Target:
         return json.dumps(self._ask("/events/filter", {"filter": {}, "limit": 50}))
 
     def begun(self) -> set[str]:
-        """Names of all flow runs."""
+        """Return the names of all flow runs."""
         return {run["name"] for run in self._ask("/flow_runs/filter", {})}
 
     def changes(self) -> str:
-        """What there is to be written to, as text."""
+        """Return the writable state, as text."""
         target = self._owner.get(f"{self.url}/api/deployments/{self.deployment}").json()
         return json.dumps([target, self._ask("/variables/filter", {})]) + self._events()
 
 
 def event(name: str) -> dict[str, Any]:
-    """An event as Prefect's API takes it."""
+    """Return an event for Prefect's API."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     resource = {"prefect.resource.id": f"attack.{name}"}
     return {"occurred": now, "event": name, "resource": resource, "id": str(uuid.uuid4()), "payload": {}}
@@ -167,7 +167,7 @@ def attack(server: Target, marker: Path) -> list[Outcome]:
                 _websocket(server, "/events/in", caller, protocol) as to,
             ):
                 to.send(json.dumps(event(name)))
-                time.sleep(0.2)  # to be read before the end
+                time.sleep(0.2)  # so that it is read before the end
             aims[name] = (f"event by websocket ({protocol})", caller.name, "write")
             received = _listen(server, caller, protocol)
             found.append(Outcome(f"listen by websocket ({protocol})", caller.name, "read", received))
@@ -198,7 +198,7 @@ def _connected(port: int, path: str, headers: dict[str, str], protocol: str | No
 
 @contextmanager
 def _websocket(server: Target, path: str, caller: Caller, protocol: str | None) -> Iterator[Connection]:
-    """A connection of a caller, through the greeting that Prefect's protocol wants."""
+    """Open a caller's connection, with the greeting that Prefect's protocol wants."""
     with _connected(server.port, f"/api{path}", caller.headers(server.port), protocol) as opened:
         if protocol is not None:
             opened.send(json.dumps({"type": "auth", "token": None}))
@@ -207,7 +207,7 @@ def _websocket(server: Target, path: str, caller: Caller, protocol: str | None) 
 
 
 def _listen(server: Target, caller: Caller, protocol: str | None) -> bool:
-    """Whether the stream of events tells of the one that was planted."""
+    """Return True if the stream of events shows the planted one."""
     with (
         suppress(OSError, websockets.WebSocketException),
         _websocket(server, "/events/out", caller, protocol) as stream,
@@ -221,7 +221,7 @@ def _listen(server: Target, caller: Caller, protocol: str | None) -> bool:
 
 
 def attack_dashboard(url: str) -> list[Outcome]:
-    """Open the dashboard's stream as a page of another site: it sends all that a page shows."""
+    """Open the dashboard's stream, which sends a page's content, as a page of another site."""
     port = int(url.rpartition(":")[2])
     found = []
     for caller in CALLERS[:-1]:  # without a page it is open to this machine
@@ -236,7 +236,7 @@ def attack_dashboard(url: str) -> list[Outcome]:
 
 
 def attack_ray(processes: Iterable[psutil.Process], marker: Path) -> list[Outcome]:
-    """Ask whatever of Ray speaks HTTP to run a command, or to list its jobs."""
+    """Ask each of Ray's HTTP servers to run a command, or to list its jobs."""
     found = []
     job = {"entrypoint": f"touch {marker}", "runtime_env": {}, "metadata": {}}
     for place in listening(processes):
@@ -257,7 +257,7 @@ def attack_ray(processes: Iterable[psutil.Process], marker: Path) -> list[Outcom
 
 
 def _start(command: list[str], log: Path, more: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a command without the surroundings' settings of Prefect."""
+    """Start a command without Prefect settings from the environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -267,7 +267,7 @@ def _start(command: list[str], log: Path, more: dict[str, str]) -> subprocess.Po
 
 @contextmanager
 def training(home: Home) -> Iterator[psutil.Process]:
-    """A real `spotlight train` that has finished an iteration and goes on."""
+    """Yield a real `spotlight train` that has finished an iteration and continues."""
     command = spotlight("train", "--preset", "smoke", "--run-id", "server", settings=_SETTINGS)
     log = home.path / "train.out"
     child = _start(command, log, {HOME_VARIABLE: str(home.path)})
@@ -288,7 +288,7 @@ def training(home: Home) -> Iterator[psutil.Process]:
 
 @contextmanager
 def unprotected(home: Home) -> Iterator[str]:
-    """Prefect's server as it comes; yields its address."""
+    """Start an unmodified Prefect server; yield its address."""
     port = free_port()
     more = {
         "PREFECT_HOME": str(home.prefect), "PREFECT_SERVER_API_PORT": str(port),
@@ -312,7 +312,7 @@ def unprotected(home: Home) -> Iterator[str]:
 
 
 def figures_of(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
-    """What the tries came to: in all, by where, and which succeeded."""
+    """Return the attempts' counts, in total and by target, and those that succeeded."""
     every = [outcome for found in outcomes.values() for outcome in found]
     done = Counter(outcome.aim for outcome in every if outcome.succeeded)
     return {
@@ -331,14 +331,14 @@ def figures_of(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
 
 
 def attack_up(home: Home, marker: Path) -> list[Outcome]:
-    """A real `spotlight up`: its Prefect server and its dashboard."""
+    """Attack a real `spotlight up`: its Prefect server and its dashboard."""
     with running_up(home) as up:
         server = Target(up.api.removesuffix("/api"), up.client)
         return attack(server, marker) + attack_dashboard(up.dashboard)
 
 
 def attack_train(home: Home, marker: Path) -> list[Outcome]:
-    """A real `spotlight train`: its Prefect server, and what Ray starts for it."""
+    """Attack a real `spotlight train`: its Prefect server and Ray's servers."""
     with training(home) as run:
         server = living_server(home)
         if server is None:
@@ -349,9 +349,9 @@ def attack_train(home: Home, marker: Path) -> list[Outcome]:
 
 
 def main() -> None:
-    """Print the tries that succeeded, and one JSON line last."""
+    """Print the attempts that succeeded, and one JSON line last."""
     parser = options(__doc__)
-    parser.add_argument("--unprotected", action="store_true", help="Prefect's server as it comes, instead")
+    parser.add_argument("--unprotected", action="store_true", help="attack an unmodified Prefect instead")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         homes = [Home(Path(folder) / name).ensure() for name in ("up", "train", "unprotected")]

@@ -1,11 +1,11 @@
-"""What a person waits for: the first line, the first iteration, the end after Ctrl-C, a refusal.
+"""Waiting times of a person: for the first line, the first iteration, the end after Ctrl-C, a refusal.
 
-Runs the real commands on a terminal of their own, each with a new home. Seconds count from the start of the
-command: until it shows its first line (`first_line_s`), until the first iteration of preset `smoke` is done,
-on a Ray cluster of its own (`first_iteration_s`) and as local processes (`local_first_iteration_s`).
+Run the real commands on their own terminals, each with a new home. Seconds count from the start of the
+command: until it shows its first line (`first_line_s`), and until the first iteration of preset `smoke` is
+done, on its own Ray cluster (`first_iteration_s`) and as local processes (`local_first_iteration_s`).
 `interrupt_s` is the longest time from Ctrl-C, pressed in an iteration, to the end of the command, `refused_s`
-the longest time that a refusal takes. `demo_peak_gib` is the memory of all processes of `make demo`'s run at
-its peak, seen once a second; what several share counts in proportion. The machine should be idle.
+the longest time of a refusal. `demo_peak_gib` is the peak memory of all processes of `make demo`'s run,
+sampled once a second; shared memory counts in proportion. The machine should be idle.
 
     python -m benchmarks.first_minutes [--keep] [--quick]
 """
@@ -35,14 +35,14 @@ _REFUSED = {
     "no_text": ("--preset", "smoke", "--set", "prompts.train={folder}/no-text.txt"),
     "too_long": ("--preset", "smoke", "--set", "prompts.train={folder}/too-long.txt"),
 }
-"""What is wrong -> the arguments of `spotlight train`."""
+"""Arguments of `spotlight train`, by what is wrong with them."""
 
 _QUICK = ("setting", "too_long")
 _IN_A_LATER_ITERATION = ("--set", "iterations=1000", "--set", "evaluation.every=0")
 
 
 def first_iteration(cluster: str) -> tuple[float, float]:
-    """Seconds until `smoke` has shown its first line, and until its first iteration is done."""
+    """Return the seconds until `smoke` shows its first line, and until its first iteration is done."""
     with (
         tempfile.TemporaryDirectory() as home,
         _train(home, "--preset", "smoke", "--cluster", cluster) as shell,
@@ -55,7 +55,7 @@ def first_iteration(cluster: str) -> tuple[float, float]:
 
 
 def interrupted(cluster: str) -> float:
-    """Seconds from Ctrl-C in the second iteration of a run to the end of its command."""
+    """Return the seconds from Ctrl-C in a run's second iteration to the end of its command."""
     arguments = ("--preset", "smoke", "--cluster", cluster, *_IN_A_LATER_ITERATION)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home, _train(home, *arguments) as shell:
         shell.wait_for(r"\b1/1000\b")
@@ -69,7 +69,7 @@ def interrupted(cluster: str) -> float:
 
 
 def refused(arguments: tuple[str, ...]) -> float:
-    """Seconds until `spotlight train` refuses these and has ended."""
+    """Return the seconds until `spotlight train` has refused these arguments and ended."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "damaged.jsonl").write_text("{")
         (Path(folder) / "no-text.txt").write_text("a sign without a text\n" * 20)
@@ -83,15 +83,15 @@ def refused(arguments: tuple[str, ...]) -> float:
 
 
 def demo_peak_gib() -> float:
-    """GiB that the processes of the demo's run hold at their peak, by proportional set size."""
+    """Return the peak memory of the demo's processes in GiB, by proportional set size."""
     over, peaks = threading.Event(), [0]
 
     def watch(home: str) -> None:
         while not over.wait(1.0):
             held = 0
             for process in psutil.process_iter():
-                with suppress(psutil.Error, OSError):  # another user's, or it has ended
-                    if process.environ().get(HOME_VARIABLE) == home:  # Ray's processes have it, too
+                with suppress(psutil.Error, OSError):  # another user's, or ended
+                    if process.environ().get(HOME_VARIABLE) == home:  # Ray's processes have it too
                         held += int(process.memory_full_info().pss)
             peaks.append(held)
 
@@ -115,7 +115,7 @@ def _train(home: str, *arguments: str) -> Terminal:
 
 
 def main() -> None:
-    """Print what a first run shows, and one JSON line last."""
+    """Print a first run's output, and one JSON line last."""
     parser = options(__doc__, "without Ray and the demo, and two refusals")
     arguments = parser.parse_args()
     if arguments.quick and arguments.keep:

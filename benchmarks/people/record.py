@@ -1,12 +1,12 @@
-"""The record of a run under kills, full disks and torn logs; beside readers; and what a commit costs.
+"""A run's record under kills, full disks and torn logs, beside readers, and the cost of a commit.
 
     python -m benchmarks.record [--faults 300] [--quick] [--keep]
 
 Each fault forks a process that records a run of twelve iterations (commits, checkpoints, events, compactions,
 sweeps) and ends at one call to the file system: by SIGKILL, by a disk that is full from then on, or by
-SIGKILL with half a line at the end of `events.jsonl`. The parent then looks at what is there and resumes the
-run to its end. Acknowledged iterations and checkpoints must be there, none by halves, and the end must be
-that of an undisturbed run.
+SIGKILL with half a line at the end of `events.jsonl`. The parent then inspects the record and resumes the run
+to its end. Acknowledged iterations and checkpoints must be present and complete, and the end must equal an
+undisturbed run's.
 
 Readers are processes that query `spotlight.duckdb` while a run commits and compacts.
 """
@@ -55,7 +55,7 @@ _TABLES = ("iterations", "iteration_metrics", "samples", "candidates")
 
 
 def record(iteration: int, samples: int = 128, drafts: int = 450, devices: int = 12) -> IterationRecord:
-    """An iteration with as many rows as one of a run on 4 reserved and 8 spot devices; the same each time."""
+    """Return an iteration with the rows of a run on 4 reserved and 8 spot devices; the same each time."""
     dice = random.Random(iteration)
     rows = [
         SampleRecord(
@@ -84,14 +84,14 @@ def record(iteration: int, samples: int = 128, drafts: int = 450, devices: int =
 
 
 def new_store(folder: str) -> RunStore:
-    """A home with a run that has recorded nothing yet."""
+    """Return a home with a run that has recorded nothing yet."""
     store = RunStore(Home(Path(folder)).ensure())
     store.create_run(RUN, RunConfig(), {}, os.getpid())
     return store
 
 
 def drive(store: RunStore, first: int, last: int, done: Callable[[int], object]) -> None:
-    """Record iterations as a run does, every second one with a checkpoint: with events and compactions."""
+    """Record iterations as a run does, with events and compactions, every second one with a checkpoint."""
     checkpoints = CheckpointStore(store.folder(RUN).path)
     for iteration in range(first, last + 1):
         written = record(iteration, samples=16, drafts=16, devices=3)
@@ -108,15 +108,15 @@ def drive(store: RunStore, first: int, last: int, done: Callable[[int], object])
 
 
 def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Counter[str]:
-    """Record a run until the fault, look at it, and resume it to its end.
+    """Record a run until the fault, inspect it, and resume it to its end.
 
     Args:
         kind: `kill`, `full` or `torn`.
-        at: after so many calls that change the disk.
+        at: number of calls that change the disk before the fault.
         undisturbed: contents of the undisturbed run's tables.
 
     Returns:
-        The figures of `faults`; nothing where the run ended before the fault.
+        The figures of `faults`; empty if the run ended before the fault.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = new_store(folder)
@@ -127,7 +127,7 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Counter[str]:
             _fail_at(kind, at)
             try:
                 drive(store, 1, ITERATIONS, lambda i: os.write(writing, bytes([i])))
-            except BaseException:  # noqa: BLE001 - a full disk ends the process, whatever it raised
+            except BaseException:  # noqa: BLE001 - a full disk ends the process, whatever it raises
                 os._exit(1)
             os._exit(0)
         os.close(writing)
@@ -150,7 +150,7 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Counter[str]:
 
 
 def look(store: RunStore) -> tuple[set[int], int]:
-    """Iterations that are there, and how many of them by halves."""
+    """Return the recorded iterations, and the number of incomplete ones."""
     with store.reading(RUN) as connection:
         rows = {
             table: dict(
@@ -164,7 +164,7 @@ def look(store: RunStore) -> tuple[set[int], int]:
 
 
 def contents(store: RunStore) -> dict[str, Any]:
-    """All rows that count, but for what was paid for work that was done again."""
+    """Return all rows that count, except the cost of repeated work."""
     with store.reading(RUN) as connection:
         found = {
             table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in _TABLES
@@ -174,7 +174,7 @@ def contents(store: RunStore) -> dict[str, Any]:
 
 
 def _fail_at(kind: str, at: int) -> None:
-    """Let this process fail after so many calls that change the disk."""
+    """Make this process fail after so many calls that change the disk."""
     left = at
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -194,12 +194,12 @@ def _fail_at(kind: str, at: int) -> None:
 
 
 def faults(count: int) -> dict[str, int]:
-    """Faults at random calls, of all kinds.
+    """Inject faults of all kinds at random calls.
 
     Returns:
-        Their number; acknowledged iterations and checkpoints that are not there; iterations of which a table
-        lacks rows or has them twice, and checkpoints by halves; runs that were resumed; of these, those that
-        ended as an undisturbed one.
+        Numbers of: faults; missing acknowledged iterations and checkpoints; iterations with missing or
+        duplicate rows in a table, and incomplete checkpoints; resumed runs; and those of them that ended like
+        an undisturbed one.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = new_store(folder)
@@ -214,7 +214,7 @@ def faults(count: int) -> dict[str, int]:
 
 
 def _read(path: str, queries: int, found: Any) -> None:
-    """Query the views of a home while it is written."""
+    """Query a home's views while it is written."""
     errors: list[str] = []
     seen = 0
     views = duckdb.connect(path, read_only=True)
@@ -235,7 +235,7 @@ def _read(path: str, queries: int, found: Any) -> None:
 
 
 def readers(queries: int, processes: int = 4) -> dict[str, Any]:
-    """Processes that query the views while a run commits and compacts."""
+    """Query the views in several processes while a run commits and compacts."""
     with tempfile.TemporaryDirectory() as folder:
         store = new_store(folder)
         store.commit_iteration(record(1))
@@ -264,7 +264,7 @@ def readers(queries: int, processes: int = 4) -> dict[str, Any]:
 
 
 def costs(iterations: int) -> dict[str, Any]:
-    """Commits without weights: how long each takes, and what the driver's memory grows by."""
+    """Time commits without weights, and measure the growth of the driver's memory."""
     with tempfile.TemporaryDirectory() as folder:
         store = new_store(folder)
         took: list[float] = []
@@ -297,7 +297,7 @@ def costs(iterations: int) -> dict[str, Any]:
 def main() -> None:
     """Run the benchmark."""
     parser = options(__doc__, "a tenth of everything")
-    parser.add_argument("--faults", type=int, default=300, help="how many (default: %(default)s)")
+    parser.add_argument("--faults", type=int, default=300, help="number of faults (default: %(default)s)")
     arguments = parser.parse_args()
     share = 10 if arguments.quick else 1
     figures = faults(arguments.faults // share) | readers(10_000 // share) | costs(10_000 // share)

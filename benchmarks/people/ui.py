@@ -1,12 +1,11 @@
-"""How long each page of the dashboard takes to render on a large run.
+"""Time to render each page of the dashboard for a large run.
 
 A home is generated: one run of 1,000 iterations x 512 samples x 64 devices, two that differ from it in the
-seed, one of 10,000 iterations, and short ones. Every page is rendered by Streamlit's AppTest in this process,
-several times with empty caches (what the first visitor waits) and once more with warm ones (what a reload
-waits): of the large run and of the long one in a home of 10 runs, and of the large one in a home of 1,000.
-`growth_10_to_1000` is the time of all pages in the last over that in the first. What a server does once is
-not in it: imports, the first reading of each run's description (`run.json`), and AppTest's scan of the
-installed packages for components.
+seed, one of 10,000 iterations, and short ones. Streamlit's AppTest renders every page in this process,
+several times with empty caches (a first visit) and once more with warm ones (a reload): for the large and the
+long run in a home of 10 runs, and for the large one in a home of 1,000. `growth_10_to_1000` is the time of
+all pages in the last over that in the first. One-time work of a server is excluded: imports, the first
+reading of each run's description (`run.json`), and AppTest's scan of the installed packages for components.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ from storage.home import HOME_VARIABLE, Home
 from storage.record.run_store import RunStore
 
 _PAGES = ROOT / "ui" / "pages"
-_LIMIT_S = 600.0  # of one rendering, so that a hanging page ends the benchmark
+_LIMIT_S = 600.0  # per rendering, so that a hanging page ends the benchmark
 
 
 def main() -> None:
     """Generate, render, print."""
     parser = options(__doc__, "60 iterations x 128 samples x 16 devices")
     parser.add_argument("--iterations", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=512, help="of an iteration; a multiple of 16")
+    parser.add_argument("--samples", type=int, default=512, help="samples per iteration; a multiple of 16")
     parser.add_argument("--devices", type=int, default=64, help="at least 6")
     parser.add_argument("--repeats", type=int, default=5, help="renderings of a page with empty caches")
     parser.add_argument("--long", type=int, default=10_000, help="iterations of the long run")
-    parser.add_argument("--runs", type=int, default=1000, help="of the home in the end; more than 10")
-    parser.add_argument("--home", type=Path, help="generate here and keep it; used again if it is there")
+    parser.add_argument("--runs", type=int, default=1000, help="runs in the home at the end; more than 10")
+    parser.add_argument("--home", type=Path, help="generate here and keep it; reused if it exists")
     arguments = parser.parse_args()
     scale = Scale(arguments.iterations, arguments.samples, arguments.devices)
     if arguments.quick:
@@ -67,7 +66,7 @@ def main() -> None:
 
 
 def measure(folder: Path, scale: Scale, long: int, runs: int, repeats: int) -> dict[str, Any]:
-    """Render every page of a home, which is generated where its folder is empty."""
+    """Render every page of a home, which is generated if its folder is empty."""
     os.environ[HOME_VARIABLE] = str(folder.absolute())
     store = RunStore(Home(folder.absolute()))
     begin = time.monotonic()
@@ -84,7 +83,7 @@ def measure(folder: Path, scale: Scale, long: int, runs: int, repeats: int) -> d
     crowded = _render_all(LARGE_RUN, repeats)
     rows = row_counts(store)
     for run_id in store.home.run_ids():
-        store.folder(run_id).sweep(stay_s=-1)  # else later, once no reader has an older list of files
+        store.folder(run_id).sweep(stay_s=-1)  # otherwise later, once no reader has an older list of files
     files = [
         path
         for run_id in store.home.run_ids()
@@ -122,7 +121,7 @@ def _render_all(run_id: str, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def _render(path: Path, run_id: str, repeats: int) -> dict[str, float]:
-    """Seconds of one page, in wall-clock and in CPU time; the first rendering, which imports, is left out."""
+    """Return a page's wall-clock and CPU seconds, without the first rendering, which imports."""
     page = AppTest.from_file(str(path), default_timeout=_LIMIT_S)
     page.query_params["run"] = run_id
     _rendered(page)

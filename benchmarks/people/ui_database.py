@@ -1,6 +1,6 @@
-"""A generated home for the dashboard's benchmark: one long run on many devices, and two beside it.
+"""A generated home for the dashboard's benchmark: a long run on many devices, and two beside it.
 
-Records are those of the tests' made-up run, on more devices and with more prompts; everything goes through
+Records are those of the tests' synthetic run, with more devices and prompts; everything goes through
 storage's own writers.
 """
 
@@ -19,23 +19,23 @@ from tests.sample_seeds import GROUP, explored
 from tests.sample_spot import exploring
 
 LARGE_RUN, LONG_RUN = "large", "long"
-"""Identifiers of the runs whose pages are rendered: of many samples, and of many iterations."""
+"""Identifiers of the rendered runs: with many samples, and with many iterations."""
 
-_SEEDS = (0, 1, 2)  # the large run's, and those of the two that differ from it in the seed alone
+_SEEDS = (0, 1, 2)  # of the large run, and of the two that differ from it only in the seed
 _RESERVED = 4
 _BEGIN = 1.7e9  # Unix seconds
 _LOSS_EVERY = 10  # iterations
-_PROMPT_SETS = 8  # that iterations have in turn
+_PROMPT_SETS = 8  # used by iterations in turn
 
 Written = TypeVar("Written", IterationRecord, EvaluationRecord)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much there is.
+    """The size of a home.
 
     Attributes:
-        samples: of an iteration; whole groups of 16.
+        samples: samples per iteration; whole groups of 16.
         devices: four of them reserved, the others spot.
         evaluate_every: iterations between two evaluations.
     """
@@ -49,26 +49,26 @@ class Scale:
 def write_home(store: RunStore, scale: Scale) -> None:
     """Write the runs into an empty home."""
     for seed in _SEEDS:
-        # The others are there for their curves; their samples would be read by no page of the first.
+        # The others are there for their curves; no page of the first reads their samples.
         own = scale if seed == 0 else replace(scale, samples=GROUP, devices=_RESERVED + 1)
         _write_run(store, LARGE_RUN if seed == 0 else f"beside-{seed}", own, _config(scale, seed))
 
 
 def write_long_run(store: RunStore, iterations: int) -> None:
-    """Write a run of few samples and many iterations."""
+    """Write a run with few samples and many iterations."""
     scale = Scale(iterations, GROUP, _RESERVED + 2, evaluate_every=100)
     _write_run(store, LONG_RUN, scale, _config(scale, 3))
 
 
 def fill(store: RunStore, count: int) -> None:
-    """Write short runs until the home has so many runs in all."""
+    """Write short runs until the home has so many in total."""
     scale = Scale(2, GROUP, _RESERVED + 2, evaluate_every=2)
     for number in range(len(store.home.run_ids()), count):
         _write_run(store, f"short-{number:04d}", scale, _config(scale, number))
 
 
 def row_counts(store: RunStore) -> dict[str, int]:
-    """Rows of the tables that grow with a run."""
+    """Return the row counts of the tables that grow with a run."""
     tables = ("samples", "candidates", "worker_states", "iteration_metrics", "evaluation_images")
     with store.reading() as connection:
         counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchall() for table in tables}
@@ -106,12 +106,12 @@ def _write_run(store: RunStore, run_id: str, scale: Scale, config: RunConfig) ->
             now += EVALUATION_S
     store.set_status(run_id, "finished")
     store.compact(run_id)
-    # What parts have replaced goes with the next run of the home, once no reader has it open.
+    # Files that parts have replaced are deleted with the home's next run, once no reader has them open.
     store.folder(run_id).sweep(stay_s=0)
 
 
 def _on_devices(record: Written, devices: int) -> Written:
-    """The record on as many devices; in every tenth iteration a spot one is lost, and another joins."""
+    """Return the record on so many devices; every tenth iteration loses a spot device, and another joins."""
     reserved, spot = ([i for i in record.intervals if i.worker == name] for name in ("reserved-0", "spot-0"))
     intervals = [replace(i, worker=f"reserved-{k}") for k in range(_RESERVED) for i in reserved]
     events: list[DeviceEvent] = []
@@ -119,7 +119,7 @@ def _on_devices(record: Written, devices: int) -> Written:
     losses_before = (record.iteration - isinstance(record, IterationRecord)) // _LOSS_EVERY
     spots = devices - _RESERVED
     for k in range(spots):
-        # Losses strike the devices in turn; one that stands in for another has the number of its life.
+        # Losses hit the devices in turn; a replacement's name has the number of its life.
         lives = [(count + spots - 1 - k) // spots for count in (losses_before, losses)]
         before, after = (f"spot-{k}.{life}" if life else f"spot-{k}" for life in lives)
         lost_at = record.ended_at if before == after else record.started_at + 12.0

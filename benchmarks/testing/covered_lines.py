@@ -1,8 +1,8 @@
-"""A pytest plugin: which lines of functions the tests of each file run.
+"""A pytest plugin that records which lines of functions the tests of each file run.
 
-Where `COVERED_LINES_TO` names a folder, each process writes a JSON file there: test file -> its seconds,
-whether it passed, and source file -> lines. Lines that run on import belong to no test. A function that a
-test file has called 500 times is followed no further. Exit code 99: modules came from another tree.
+If `COVERED_LINES_TO` names a folder, each process writes a JSON file there: test file -> its seconds,
+whether it passed, and source file -> lines. Lines that run on import belong to no test. A function is no
+longer traced after 500 calls by a test file. Exit code 99: modules came from another tree.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROOMS = {"flows", "tasks", "gpu_runtime", "storage", "ui", "spotlight", "benchm
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record where that is wanted."""
+    """Record if a folder is named."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         config.pluginmanager.register(LineRecorder(Path(folder)))
 
@@ -48,7 +48,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 class LineRecorder:
-    """The lines that the tests of one file after another run."""
+    """Records the lines that each file's tests run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class LineRecorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Follow a test and its fixtures."""
+        """Trace a test and its fixtures."""
         name, began, failed = item.nodeid.partition("::")[0], time.monotonic(), item.session.testsfailed
         if name not in self._seen:
             self._calls.clear()
@@ -78,7 +78,7 @@ class LineRecorder:
             seen["passed"] &= item.session.testsfailed == failed
 
     def pytest_sessionfinish(self) -> None:
-        """Write what this process has seen."""
+        """Write this process's lines."""
         text = json.dumps(self._seen, default=sorted)
         (self._folder / f"{os.getpid()}.json").write_text(text, encoding="utf-8")
 

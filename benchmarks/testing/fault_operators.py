@@ -1,4 +1,4 @@
-"""Small faults that Python code can have, and a draw among them.
+"""Small faults of Python code, and a random draw among them.
 
 Docstrings, annotations, log texts, `__repr__`, error messages and `if TYPE_CHECKING` get no fault.
 """
@@ -22,20 +22,20 @@ _EXCHANGED = {
 _EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
 _NOT_SWAPPED = {"cast", "isinstance", "issubclass", "getattr", "hasattr", "setattr"}
 _LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn", "print"}
-_JOINED = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)  # by +, and have no -
+_JOINED = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)  # they support + but not -
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of one spot.
+    """A change at one spot.
 
     Attributes:
         file: its path in the tree.
         function: qualified name.
-        line: its number, from 1.
-        operator: the kind of fault.
-        start: the first byte that is replaced.
-        old, new: the whole lines without and with the fault.
+        line: line number, from 1.
+        operator: kind of fault.
+        start: first replaced byte.
+        old, new: whole lines without and with the fault.
     """
 
     file: str
@@ -47,22 +47,22 @@ class Fault:
     new: str
 
     def __str__(self) -> str:
-        """The place and both texts, in one line."""
+        """Return the place and both texts, in one line."""
         old, new = (textwrap.shorten(text, 160) for text in (self.old, self.new))
         return f"{self.file}:{self.line}: {old} -> {new}"
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """A name that it keeps where lines move."""
+        """A name that does not change if lines move."""
         return (self.file, self.function, " ".join(self.old.split()), " ".join(self.new.split()))
 
     def planted(self, source: bytes) -> bytes:
-        """The file's contents with the fault."""
+        """Return the file's content with the fault."""
         return source[: self.start] + self.new.encode() + source[self.start + len(self.old.encode()) :]
 
 
 def drawn(faults: Iterable[Fault], seed: int) -> Iterator[Fault]:
-    """All faults, ordered by the seed: each operator is equally likely, then each of its faults."""
+    """Yield all faults, ordered by the seed: each operator is equally likely, then each of its faults."""
     generator = random.Random(seed)
     left: dict[str, list[Fault]] = {}
     for fault in faults:
@@ -75,7 +75,7 @@ def drawn(faults: Iterable[Fault], seed: int) -> Iterator[Fault]:
 
 
 def faults_in(file: str, source: bytes, lines: Collection[int]) -> Iterator[Fault]:
-    """Every fault that some lines of a file can have."""
+    """Yield every possible fault on some lines of a file."""
     places = _Places(source)
     for function, node in _nodes(ast.parse(source)):
         if getattr(node, "lineno", None) in lines:
@@ -88,7 +88,7 @@ def faults_in(file: str, source: bytes, lines: Collection[int]) -> Iterator[Faul
 
 
 def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[str, Any]]:
-    """Nodes that may be changed, each with the qualified name of its function."""
+    """Yield the nodes that may be changed, each with the qualified name of its function."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
             continue
@@ -97,7 +97,7 @@ def _nodes(node: ast.AST, function: str = "") -> Iterator[tuple[str, Any]]:
                 named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
                 inner = f"{function}.{child.name}".lstrip(".") if named else function
                 yield inner, child
-                if not isinstance(child, ast.Raise):  # it may be left out; its message stays
+                if not isinstance(child, ast.Raise):  # it may be left out, but its message stays
                     yield from _nodes(child, inner)
 
 
@@ -113,19 +113,19 @@ def _is_spared(node: ast.AST) -> bool:
 
 
 def _name(called: ast.AST) -> str:
-    """The last part of the name that is called; empty if it has none."""
+    """Return the last part of a called name; empty without one."""
     return getattr(called, "attr", getattr(called, "id", ""))
 
 
 class _Places:
-    """Where the nodes of a source begin and end, and the bytes that operators replace."""
+    """Positions of a source's nodes, and the bytes that operators replace."""
 
     def __init__(self, source: bytes) -> None:
         self._source = source
         self._lines = [0, 0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
 
     def changes(self, node: ast.AST) -> Iterator[tuple[str, int, int, str]]:
-        """Operators that apply to a node: name, first byte replaced, the byte behind the last, new text."""
+        """Yield the operators of a node: name, first replaced byte, byte after the last, new text."""
         start, end = self._span(node)
         match node:
             case ast.Compare(left=left, ops=signs, comparators=rest):
@@ -157,11 +157,11 @@ class _Places:
             yield "statement", start, end, "pass"
 
     def _span(self, node: Any) -> tuple[int, int]:
-        """The first byte of a node, and the one behind its last; columns count bytes."""
+        """Return a node's first byte and the byte after its last; columns count bytes."""
         return self._lines[node.lineno] + node.col_offset, self._lines[node.end_lineno] + node.end_col_offset
 
     def _exchange(self, operator: ast.AST, left: ast.AST, right: ast.AST) -> tuple[int, int, str]:
-        """Replace the operator between two nodes, unless a comment there could hide it."""
+        """Return a replacement of the operator between two nodes, unless a comment there could hide it."""
         start, end = self._span(left)[1], self._span(right)[0]
         gap = self._source[start:end].decode()
         return start, end, gap if "#" in gap else gap.replace(*_EXCHANGED[type(operator)], 1)

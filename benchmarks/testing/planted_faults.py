@@ -1,9 +1,9 @@
-"""Small faults, planted one at a time, and whether the tests that run their lines notice.
+"""Plant small faults one at a time, and check whether the tests that run their lines notice.
 
 They are drawn by a seed, with the operators of `benchmarks/testing/fault_operators.py`, over lines that the
 unit and property tests of `make test` run. Each is planted alone in a copy of the last commit, and is caught
-if a test fails or hangs that passes without it. Those that change nothing observable are listed in
-`equivalent_faults.toml`; others are drawn in their place. Which tests run a line is found once a commit, in
+if a test fails or hangs that passes without it. Faults without an observable effect are listed in
+`equivalent_faults.toml` and replaced by others. The tests that run each line are found once per commit, in
 minutes, and kept in the home.
 
     python -m benchmarks.planted_faults [--faults 40] [--seed 0] [--quick] [--keep]
@@ -40,14 +40,14 @@ QUICK_TESTS = (
 EQUIVALENT = Path(__file__).with_name("equivalent_faults.toml")
 
 FILES_AT_ONCE = 8
-"""Test files of a process; the first ones often catch the fault."""
+"""Test files per process; the first ones often catch the fault."""
 
 HANGS_S = 60
-"""The longest time of a test; those of `make test` take a tenth."""
+"""Time limit of a test in seconds; those of `make test` take a tenth."""
 
 
 class Tree:
-    """A copy of the last commit's files, whose tests run by its own modules."""
+    """A copy of the last commit's files, whose tests use its own modules."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tree"
@@ -59,7 +59,7 @@ class Tree:
             archive.extractall(self.path, filter="data")
 
     def run(self, *arguments: str, limit_s: float | None = None, lines_to: str = "") -> tuple[int, str]:
-        """Run pytest in the copy, with its lines recorded to a folder or not: exit code and output.
+        """Run pytest in the copy, optionally recording lines to a folder; return exit code and output.
 
         It is killed after `limit_s`.
 
@@ -85,24 +85,24 @@ class Tree:
         return process.returncode, self._output.read_text(encoding="utf-8", errors="replace")
 
     def failing(self, tests: Sequence[str], limit_s: float) -> str:
-        """The test file that fails first, `tests[0]` if pytest names none; empty if all pass."""
+        """Return the first failing test file, `tests[0]` if pytest names none; empty if all pass."""
         code, text = self.run("-x", "-n", "0", f"--timeout={HANGS_S}", *tests, limit_s=limit_s)
         named = re.search(r"^(?:FAILED|ERROR) (tests/\S+?\.py)", text, re.M)
         return "" if code == 0 else named[1] if named else tests[0]
 
     def passes_without(self, test: str, limit_s: float) -> bool:
-        """Return True if a test file passes where no fault is."""
+        """Return True if a test file passes without a fault."""
         if test not in self._pass_without:
             self._pass_without[test] = not self.failing([test], limit_s)
         return self._pass_without[test]
 
     @contextlib.contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """Have a fault in the copy."""
+        """Plant a fault in the copy."""
         path = self.path / fault.file
         source, changed_at = path.read_bytes(), path.stat().st_mtime
         path.write_bytes(fault.planted(source))
-        self._planted += 1  # a time that no other has: Python compiles a file again if its time has changed
+        self._planted += 1  # a unique time: Python recompiles a file if its time has changed
         os.utime(path, (changed_at, changed_at + self._planted))
         try:
             yield
@@ -132,7 +132,7 @@ def covered(tree: Tree, tests: Sequence[str], kept: Path) -> dict[str, dict[str,
 
 
 def verdict(tree: Tree, fault: Fault, seconds: Mapping[str, float]) -> str:
-    """Return `caught` or `missed`, or `unjudged` if the tests fail without the fault, too."""
+    """Return `caught` or `missed`, or `unjudged` if the tests fail even without the fault."""
     files = sorted(seconds, key=seconds.__getitem__)
     for start in range(0, len(files), FILES_AT_ONCE):
         tests = files[start : start + FILES_AT_ONCE]
@@ -145,7 +145,7 @@ def verdict(tree: Tree, fault: Fault, seconds: Mapping[str, float]) -> str:
 
 
 def measure(tree: Tree, files: Mapping[str, Any], count: int, seed: int) -> dict[str, Any]:
-    """Judge `count` faults, and print each; `files` as of `covered`."""
+    """Judge `count` faults, and print each; `files` comes from `covered`."""
     tests: dict[str, dict[int, dict[str, float]]] = {}
     for name, file in files.items():
         for source, lines in file["lines"].items():
@@ -171,10 +171,10 @@ def measure(tree: Tree, files: Mapping[str, Any], count: int, seed: int) -> dict
 
 
 def main() -> None:
-    """Print a line a fault, and one JSON line last."""
+    """Print a line per fault, and one JSON line last."""
     parser = options(__doc__, "four faults, in lines that two test files run")
-    parser.add_argument("--faults", type=int, default=40, help="how many; 40 by default")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw; 0 by default")
+    parser.add_argument("--faults", type=int, default=40, help="number of faults; 40 by default")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw; 0 by default")
     arguments = parser.parse_args()
     began = time.monotonic()
     tests, count = (QUICK_TESTS, 4) if arguments.quick else (TESTS, arguments.faults)

@@ -1,4 +1,4 @@
-"""Spotlight from Python: train, resume, evaluate and export runs, and read what was recorded of them.
+"""Spotlight from Python: train, resume, evaluate and export runs, and read their records.
 
     import spotlight
 
@@ -7,7 +7,7 @@
 
 These are the functions of the command line. Runs are kept in the folder that `SPOTLIGHT_HOME` names, and
 `SPOTLIGHT_*` variables set settings, as they do there: defaults < preset < variables < `settings`. Progress
-is printed. Bad input is refused by a `SpotlightError`. A function imports what it needs when it is called.
+is printed. Bad input raises a `SpotlightError`. Functions import what they need when called.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Evaluation:
 
     Attributes:
         run_id: the run whose newest checkpoint was scored; None for an untouched model.
-        iteration: after which the checkpoint was made; 0 for an untouched model.
+        iteration: the checkpoint's iteration; 0 for an untouched model.
         score: mean over the images, in [0, 1].
         exact: share of images that satisfy their prompt completely; None if the reward gives no verdict.
         figures: all figures, as `spotlight evaluate` prints them (intervals, by tag, `difference`).
@@ -86,7 +86,7 @@ class Evaluation:
 
 
 class Run:
-    """A recorded run. Each property reads it again, also in mid-run; a StorageError if a file is damaged."""
+    """A recorded run. Each property reads it again, even in mid-run; StorageError if a file is damaged."""
 
     def __init__(self, run_id: str, store: RunStore) -> None:
         self.run_id, self._store = run_id, store
@@ -149,7 +149,7 @@ class Run:
     def plot(self) -> go.Figure:
         """Return the chart of the dashboard: held-out scores and the mean reward over the iterations."""
         disabled = logging.root.manager.disable
-        logging.disable(logging.WARNING)  # Streamlit warns where it is imported without its server
+        logging.disable(logging.WARNING)  # Streamlit warns when imported without its server
         try:
             from ui.data.run import read_run
             from ui.pages.convergence.charts import score_chart
@@ -165,7 +165,7 @@ class Run:
         return run_html(self.run_id, self.status, self.scores, self.images)
 
     def _frame(self, query: str) -> pd.DataFrame:
-        """Return what a query of `storage.record.queries`, named by module and function, finds of the run."""
+        """Return a query's result for the run, named by module and function of `storage.record.queries`."""
         from storage.record.queries.runs import dated
 
         module, _, name = query.partition(".")
@@ -188,12 +188,12 @@ def train(
     """Train a new run to its end.
 
     Args:
-        preset: a preset's name (`spotlight presets` lists them), or a TOML file; None takes the defaults.
+        preset: a preset's name (`spotlight presets` lists them), or a TOML file; None for the defaults.
         settings, iterations: changes to the preset.
         run_id, name: the new run's identifier, or the prefix of a generated one.
         cluster, ray_address: how processes start, or a running Ray cluster; None keeps the settings'.
         on_iteration: called after each committed iteration with its number and its metrics, in another
-            thread; what it raises ends the run, which `resume` continues.
+            thread; an exception ends the run, which `resume` can continue.
 
     Raises:
         SpotlightError: the run was refused before its start, or failed; then call `resume`.
@@ -223,11 +223,11 @@ def resume(
 
     Args:
         run_id: the run, named as for `load_run`.
-        iterations: total of the run: a finished run continues up to it; None keeps it.
-        budget_usd, budget_hours: new budget, with which a run that ended at it continues; None keeps it.
+        iterations: new total, up to which a finished run continues; None keeps it.
+        budget_usd, budget_hours: new budget for a run that ended at its budget; None keeps it.
         cluster, ray_address: as for `train`; None keeps the recorded one.
-        take_over: resume also a run that is marked as running on a machine that is gone.
-        trainers: another `runtime.trainer_workers`, for a run with gradient shards; None keeps it.
+        take_over: True to resume even a run marked as running on a machine that is gone.
+        trainers: new `runtime.trainer_workers`, for a run with gradient shards; None keeps it.
 
     Raises:
         SpotlightError: the run was refused before its start, or failed.
@@ -304,10 +304,10 @@ def load_run(run_id: str) -> Run:
     """Return the record of a run, finished or not, by its identifier, a prefix of it, or `last`.
 
     Raises:
-        SpotlightError: the run does not exist, or several begin with the text; the message names some.
+        SpotlightError: the run does not exist, or several match; the message names some.
     """
     run = Run(_identifier(run_id), _store())
-    run.status  # noqa: B018 - refuses one that is not there
+    run.status  # noqa: B018 - refuses a missing run
     return run
 
 
@@ -324,7 +324,7 @@ def settings(preset: str | Path | None = None, settings: Settings | None = None)
 def _given(
     preset: str | Path | None, settings: Settings | None
 ) -> Iterator[tuple[str | None, list[tuple[str, Any]]]]:
-    """Yield both as commands take them; refusals name the argument `settings`, and not `--set`."""
+    """Yield both as commands take them; refusals name the argument `settings`, not `--set`."""
     from storage.config.errors import GIVEN_BY
     from storage.config.loading import python_settings
 

@@ -1,4 +1,4 @@
-"""All that a person starts: Prefect flows and the `spotlight` command line."""
+"""Everything a person starts: Prefect flows and the `spotlight` command line."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ class _LessOfPrefect(logging.Filter):
         said = str(record.msg)
         if record.exc_info and isinstance(record.exc_info[1], SpotlightError):
             record.exc_info = record.exc_text = None  # our errors need no traceback
-        if said.startswith("Unable to connect"):  # said of each event while the server is away
+        if said.startswith("Unable to connect"):  # once per event while the server is away
             first, self._said_away = not self._said_away, True
             return first
         if said == "keepalive ping failed" or said.startswith(_UNIMPORTANT):

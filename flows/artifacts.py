@@ -32,7 +32,7 @@ from storage.record.records import IterationRecord
 
 @contextmanager
 def _server_may_be_away() -> Iterator[None]:
-    """Let a run continue without its server; what this would have shown is lost."""
+    """Let a run continue without its server; this report is lost."""
     try:
         yield
     except httpx.HTTPError as error:
@@ -95,7 +95,7 @@ def name_flow_run(name: str) -> None:
 def name_given_in_prefect() -> str | None:
     """Return the flow run's name if a person chose it: it becomes the run's identifier.
 
-    None for a name that Prefect made up, and for a flow run that is run again: it keeps its first name.
+    None for a name that Prefect made up, and for a rerun flow run: it keeps its first name.
     """
     name = flow_run.get_name()
     return None if not name or flow_run.get_run_count() > 1 or is_made_up(name) else name
@@ -103,7 +103,7 @@ def name_given_in_prefect() -> str | None:
 
 @_server_may_be_away()
 def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
-    """Publish an artefact with one line for each other place where the run can be viewed."""
+    """Publish an artefact with one line for each other page of the run."""
     if server := tracking.uri:
         mlflow = f"[{server}]({experiments_page(server)}), after its first iteration"
     else:
@@ -128,7 +128,7 @@ def flow_run_page() -> str | None:
     address = url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None
     if address is None or urlsplit(address).hostname not in ("127.0.0.1", "localhost"):
         return address
-    return address.replace("/runs/", "/v2/runs/", 1)  # of the two UIs of a server of ours, the one in use
+    return address.replace("/runs/", "/v2/runs/", 1)  # the one of our server's two UIs in use
 
 
 @_server_may_be_away()
@@ -145,7 +145,7 @@ def show_result(result: Mapping[str, Any]) -> None:
 def show_differences(differences: list[dict[str, str]]) -> None:
     """Publish a table of the differences from the reference."""
     if differences:
-        create_table_artifact(differences, key="differences", description="What differs from the reference")
+        create_table_artifact(differences, key="differences", description="Differences from the reference")
 
 
 @_server_may_be_away()
@@ -153,7 +153,7 @@ def show_simulated(result: Mapping[str, Any], tables: str) -> None:
     """Publish the answer of `spotlight what-if --json` with all figures: median, lowest and highest.
 
     Args:
-        tables: those that the command prints.
+        tables: the tables that the command prints.
     """
     policies = result["policies"]
     rows = [{name: _spread(each) for name, each in row.items() if name != "milestones"} for row in policies]
@@ -170,7 +170,7 @@ def show_simulated(result: Mapping[str, Any], tables: str) -> None:
             f"| {policy} | {' | '.join(_spread(each[name]) for name in names)} |" for policy, each in reached
         ]
     lines += ["", *(f"- {line}" for line in result["basis"])]
-    create_markdown_artifact("\n".join(lines), key="what-if-answer", description="Simulated: what follows")
+    create_markdown_artifact("\n".join(lines), key="what-if-answer", description="Simulated: conclusions")
 
 
 def _spread(value: object) -> str:

@@ -33,7 +33,7 @@ def given_with_sources(
 
     Args:
         preset: a preset's name, or a TOML file.
-        settings: those that the user gives.
+        settings: the settings that the user gives.
         base: an earlier run's configuration, replacing the defaults.
         needs_task: False for a run that is only sized, which may have neither reward nor prompts.
 
@@ -107,13 +107,13 @@ def look_at_model(
 
 
 def run_preflight(config: RunConfig, here: bool = True) -> None:
-    """Refuse input that can be found wrong before anything starts; report warnings.
+    """Refuse input that can be checked before anything starts; report warnings.
 
     Args:
         here: True if this process will be the run's driver.
 
     Raises:
-        SpotlightError: the first input that the run could not work with.
+        SpotlightError: for the first unusable input.
     """
     look_at_inputs(config)
     look_at_model(config, here)

@@ -20,14 +20,14 @@ from storage.processes import python_command
 from storage.record.run_store import RunStore
 from tasks.chaos.faults import Done, Fault, FaultInjector, SimulatedNotices
 
-if TYPE_CHECKING:  # it imports Ray
+if TYPE_CHECKING:  # imports Ray
     from tasks.chaos.replayed_trace import TraceReplay
 
 HANG_S = 300.0
 """Seconds without a new line in its history after which a run is hung."""
 
 _MOST_OWN_FAILURES = 2
-"""The number of times that a run may end without being killed; after that it is not resumed."""
+"""Times that a run may end without being killed before it is no longer resumed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def disturb(
 
     Args:
         arguments: those of `spotlight train` for it.
-        replay: a trace whose instances the run joins by its arguments; begins with its first phase.
+        replay: a trace whose instances the run joins through its arguments; starts with its first phase.
 
     Raises:
         RuntimeFailure: the faults could not be injected, or the run did not begin.

@@ -1,4 +1,4 @@
-"""The scoring of a model on held-out prompts, outside a training run."""
+"""Score a model on held-out prompts, outside a training run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evaluate_model(
         run_id: the run whose newest checkpoint is scored; None scores the untouched model.
         images: an empty folder for the images, in GenEval's layout; None keeps none.
         compare: identifier of an earlier evaluation to compare with, as `comparable` returns it.
-        evaluation_id: an unused one; made up if None.
+        evaluation_id: an unused identifier; generated if None.
         preset: the configuration's or the run's preset; empty for none.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Judges in environments of their own, started beside a run and ended with it, however it ends."""
+"""Judges in their own environments, started beside a run and ended with it, however it ends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from storage.processes import environment_for_others, python_command
 
 _LOOK_S = 0.2
 
-# `uv` and others start the judge as a child, which they would leave behind if they were killed: so this
-# parent of both ends the whole process group. The kernel sends it SIGTERM when the run's process ends. If
-# `uv` alone is killed, the judge would keep the port and the GPU: so whenever it ends, all of its group do.
+# A launcher such as `uv` starts the judge as a child, and would leave it behind if killed: so this parent of
+# both ends the whole process group. The kernel sends it SIGTERM when the run's process ends. If only `uv`
+# were killed, the judge would keep the port and the GPU: so when `uv` ends, its whole group does.
 _SUPERVISOR = """
 import os, signal, subprocess, sys, time
 restarts = 0
@@ -45,7 +45,7 @@ while (code := code_of_judge()) and restarts:
     time.sleep(1)
 sys.exit(code if code >= 0 else 128 - code)
 """
-"""Starts a judge again when it dies, or ends itself because it hangs; not one that never loaded."""
+"""Restarts a judge that dies, or ends itself because it hangs, unless it never loaded."""
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from rich.console import Console
 def output_may_fail() -> Iterator[None]:
     """Let output be lost without an error while the context lasts.
 
-    The reader of a pipe may have left, a log's disk be full, a terminal be gone, or the process be started
-    without output. Output and logs of libraries are treated alike, and a lost log leaves
-    no traceback. Characters that the output's encoding lacks are written as escapes.
+    A pipe's reader may have left, a log's disk may be full, a terminal gone, or the process started without
+    output. Output and logs of libraries are treated alike, and a lost log leaves no traceback. Characters
+    that the output's encoding lacks are written as escapes.
     """
     before = sys.stdout, sys.stderr
     raised, logging.raiseExceptions = logging.raiseExceptions, False

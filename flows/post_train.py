@@ -8,11 +8,11 @@ Scorers judge the images of `rollout(i)` as they are delivered; `reward(i)` wait
 Trainers with nothing left to roll out start on the prompt groups already judged, and
 continue beside `reward(i)`.
 `explore(i+1)` runs beside `reward(i)` and `train(i)`, with the weights that the spot devices already hold;
-its drafts begin at the end of `rollout(i)`, on devices that find nothing more to roll out. `rollout(i+1)`
+its drafts begin at the end of `rollout(i)`, on devices with nothing left to roll out. `rollout(i+1)`
 waits for both. That is the strategy's choice (`Strategy.ahead`): with exploration.strategy=fresh, with auto
 while it drafts nothing, and where stale drafts are not trusted, explore(i+1) comes between train(i) and
 rollout(i+1) instead. With exploration.strategy=off_policy the chosen drafts are samples of `rollout(i+1)`,
-which generates only what they did not reach.
+which generates only the rest.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ post_train = flow(name="post-train", persist_result=False, on_running=[note_proc
 
 
 def _finish(*steps: Callable[[], None]) -> None:
-    """Do the last steps of a finished run, each even if one before it fails; raise the first failure.
+    """Run the last steps of a finished run, each even if an earlier one fails; raise the first failure.
 
-    Stopping the run skips what is left of them.
+    Stopping the run skips the rest.
     """
     failures: list[Exception] = []
     for step in steps:
@@ -224,7 +224,7 @@ def _train(session: Session) -> dict[str, Any]:
     committing: PrefectFuture[None] | None = None
     try:
         end_at_spent_budget(session, first - 1)
-        _catch_up(session, first - 1)
+        _finish_last_iteration(session, first - 1)
         plan = session.next_plan
         started_at = now()
         for iteration in range(first, session.last_iteration + 1):
@@ -254,7 +254,7 @@ def _train(session: Session) -> dict[str, Any]:
             if session.evaluates_after(iteration):
                 committing.result()
                 if _evaluate_if_due(session, iteration):
-                    plan = None  # drafted with weights that were given up
+                    plan = None  # drafted with abandoned weights
                 started_at = now()
             if iteration == session.last_iteration:
                 break
@@ -272,11 +272,11 @@ def _train(session: Session) -> dict[str, Any]:
     return result
 
 
-def _catch_up(session: Session, done: int) -> None:
+def _finish_last_iteration(session: Session, done: int) -> None:
     """Finish the last committed iteration: its evaluation, or the response to its alarm."""
     take_up(session)
     if done in dict(held_out_curve(session.store, session.run_id)):
-        _answer(session, done)
+        _respond_to_alarm(session, done)
     else:
         _evaluate_if_due(session, done)
 
@@ -310,7 +310,7 @@ def _note_troubles(session: Session, collected: Collected) -> None:
 
 
 def _new(session: Session, kind: str) -> Sequence[Any]:
-    """Return what one of the runtime's lists has gained since the last call."""
+    """Return the items added to one of the runtime's lists since the last call."""
     found, known = getattr(session.runtime, kind), session.noted[kind]
     session.noted[kind] = len(found)
     return found[known:]
@@ -334,11 +334,11 @@ def _evaluate_if_due(session: Session, iteration: int) -> bool:
         reporter().note(message)
     reporter().evaluation(record, len(session.runtime.compared_prompts))
     session.log.note(f"held-out score after iteration {iteration}: {record.score:.3f}")
-    return _answer(session, iteration)
+    return _respond_to_alarm(session, iteration)
 
 
-def _answer(session: Session, iteration: int) -> bool:
-    """Do what an alarm asks for; return True if the weights are then those of an earlier checkpoint."""
+def _respond_to_alarm(session: Session, iteration: int) -> bool:
+    """Respond to an alarm; return True if the weights are then those of an earlier checkpoint."""
     done = answer(session, iteration)
     if done.message is not None:
         reporter().note(done.message)

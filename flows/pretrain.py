@@ -1,4 +1,4 @@
-"""The flow that makes the embedded models again."""
+"""The flow that retrains the embedded models."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def pretrain(model: str, out: str, seed: int = 0) -> dict[str, Any]:
     """Make an embedded model: render images, train by flow matching, save.
 
     Args:
-        model: which one: `edits`, `glyphs`, `glyphs-guided`, `moving-shapes` or `shapes`.
-        out: folder for `MODEL` and, if it exists, `MODEL-sparse`; must not exist or be empty.
-        seed: of weights, pictures and noise; the same seed gives the same weights.
+        model: `edits`, `glyphs`, `glyphs-guided`, `moving-shapes` or `shapes`.
+        out: folder for `MODEL` and, if it exists, `MODEL-sparse`; must be new or empty.
+        seed: seed of weights, pictures and noise; the same seed gives the same weights.
 
     Returns:
         Sizes, losses and CPU seconds.

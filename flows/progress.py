@@ -18,7 +18,7 @@ from storage.record.records import EvaluationRecord, IterationRecord
 from storage.record.results import too_short
 
 _SPEED_PERIOD_S = 7 * 86_400.0
-"""Seconds of iterations from which the time left is estimated: rich's own 30 s may hold none."""
+"""Seconds of iterations from which the time left is estimated: rich's default of 30 s may hold none."""
 
 
 OnIteration = Callable[[int, Mapping[str, float]], object]
@@ -149,7 +149,7 @@ class Reporter:
                 f"{result['wall_s'] / 60:.1f} min"
             )
             if short := too_short(result["iterations"]):
-                self.note(f"{short}; the difference in scores means nothing yet")
+                self.note(f"{short}; the difference in scores is not meaningful yet")
         if result["drafts"]:
             gain = result["variance_gain"]
             by = ", by their drafts" if result["variance_gain_by"] == "drafts" else ""

@@ -1,4 +1,4 @@
-"""A recorded run done again with its own configuration and seeds, compared, and kept for the dashboard."""
+"""Repeat a recorded run with its own configuration and seeds; keep the comparison for the dashboard."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tasks.evaluation import scored_again
 
 @flow(name="reproduce", persist_result=False, on_running=[note_process])
 def reproduce(form: ReproductionForm, run_id: str | None = None) -> dict[str, Any]:
-    """Do a recorded run again, as `run_id` or a made-up name, and compare.
+    """Repeat a recorded run, as `run_id` or under a generated name, and compare.
 
     Returns:
-        The verdict, scores, their interval and what differs.
+        The verdict, scores, their interval and the differences.
 
     Raises:
         DriftError: the results differ; the message and the record name the differences.
@@ -45,7 +45,7 @@ def reproduce(form: ReproductionForm, run_id: str | None = None) -> dict[str, An
 def do_again(
     form: ReproductionForm, run_id: str | None = None, named: Callable[[str], None] = lambda name: None
 ) -> Reproduction:
-    """Reproduce the run, whose name `named` gets before, compare, and write the row; refuses no drift."""
+    """Reproduce the run (its name first goes to `named`), compare, and write the row; drift passes."""
     home = Home.from_environment().ensure()
     store = RunStore(home)
     store.reconcile()

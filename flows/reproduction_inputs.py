@@ -28,7 +28,7 @@ def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Refere
     """
     if form.reference and form.renew:
         raise ConfigurationError(
-            f"renew makes a preset's new reference, but reference is {form.reference!r}; give one of both"
+            f"renew makes a preset's new reference, but reference is {form.reference!r}; give only one"
         )
     if form.reference.endswith(REFERENCE_FILE):
         file = Path(form.reference).expanduser()

@@ -236,9 +236,9 @@ def resumed_configuration(
 def evaluated_configuration(
     home: Home, run_id: str | None, preset: str | None, settings: Given
 ) -> tuple[RunConfig, str]:
-    """Return the configuration of an evaluation: on all prompts, unless a given setting limits them.
+    """Return an evaluation's configuration, and the preset of the model or its training (empty for none).
 
-    Its second part is the preset of the model or its training; empty for none.
+    It covers all prompts, unless a given setting limits them.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -252,7 +252,7 @@ def evaluated_configuration(
         refuse_simulated(row)
     base = None if row is None else row.config
     config, sources = given_with_sources(preset, settings, base)
-    # Neither a preset nor the run's own configuration is meant, which say how many a run evaluates.
+    # Only given settings count: a preset's or a run's own limit is for evaluations during a run.
     if not sources.get("evaluation.prompts", "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
         config = config.changed(evaluation={"prompts": len(load_prompts(config.prompts.evaluate))})
     if run_id and not CheckpointStore(home.run(run_id)).iterations():
@@ -353,7 +353,7 @@ def _check_and_import(config: RunConfig, module: str) -> None:
 
 
 def _where_stopped(run_id: str | None, earlier: str) -> str:
-    """Return how far a run got until its process was stopped; `earlier` before this process did it.
+    """Return how far a run got until its process was stopped; `earlier` if it had not begun here.
 
     The signal may have come after the run's end, while its server and judges were closed.
     """

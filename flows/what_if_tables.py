@@ -32,7 +32,7 @@ def print_tables(result: Mapping[str, Any], screen: Console) -> None:
         f"reserved and {result['spot']} spot devices",
         caption=f"medians; below them the lowest and highest of {result['futures']} futures\n"
         "* cheapest policy that a live run can follow; on a tie, the one with the most drafts\n"
-        "† only simulated: no live run does it",
+        "† simulated only: no live run can follow it",
     )
     table.add_column("policy", no_wrap=True)
     for name in ("time", "dollars", "idle", "spot idle", "losses", "drafts"):

@@ -1,4 +1,4 @@
-"""`spotlight chaos`: the same short training with and without faults, and whether the promises held."""
+"""`spotlight chaos`: train briefly with and without faults, and check the promises."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = (
 """Settings that differ from the preset unless --set is given: short, frequent commits, hangs found early."""
 
 _MOST_RUNS = 5
-"""The largest number of disturbed runs; faults that found no target in them are left."""
+"""Maximum number of disturbed runs; faults that found no target in them are left over."""
 
 
 def chaos(
@@ -48,14 +48,14 @@ def chaos(
         typer.Option(metavar="FILE", help="Replay a trace of spot instances instead; `generated` draws one."),
     ] = None,
     most: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Most of the trace's instances at a time; 4 by default.")
+        int | None, typer.Option(min=1, max=64, help="Most instances of the trace at a time; 4 by default.")
     ] = None,
     notice: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds of notice before each loss in the trace; 0 by default."),
     ] = None,
 ) -> None:
-    """Test fault tolerance: inject faults into a short run, verify that nothing is lost or duplicated."""
+    """Test fault tolerance: inject faults into a short run and verify that nothing is lost or duplicated."""
     shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
     changes = [*SETTINGS, *shared, *(set_ or [])]
     config = given_configuration(preset, changes)

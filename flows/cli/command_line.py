@@ -84,14 +84,14 @@ def resume(
         int | None, typer.Option(help="Total number of iterations; a finished run continues up to it.")
     ] = None,
     budget_usd: Annotated[
-        float | None, typer.Option(help="A higher budget.usd; a run that ended at its budget continues.")
+        float | None, typer.Option(help="A higher budget.usd, to continue a run that ended at its budget.")
     ] = None,
     budget_hours: Annotated[
         float | None, typer.Option(help="A higher budget.hours, with the same effect.")
     ] = None,
     trainers: Annotated[
         int | None,
-        typer.Option(help="Another runtime.trainer_workers, for a run with algorithm.gradient_shards."),
+        typer.Option(help="A new runtime.trainer_workers, for a run with algorithm.gradient_shards."),
     ] = None,
     ray_address: RayAddress = None,
     cluster: ClusterKind = None,
@@ -151,14 +151,14 @@ def export(
         bool, typer.Option("--dry-run", help="With --push: write the folder, and upload nothing.")
     ] = False,
 ) -> None:
-    """Write a run's weights as diffusers loads them, with a model card; upload them."""
+    """Write a run's weights in diffusers' format, with a model card; optionally upload them."""
     from tasks.export import export_run, export_to_hub
 
     home = Home.from_environment()
     if push is not None:
         _print_json(export_to_hub(home, run_id, push, out, dry_run))
     elif dry_run:
-        raise ConfigurationError("--dry-run says what --push would upload; add --push NAME")
+        raise ConfigurationError("--dry-run shows what --push would upload; add --push NAME")
     elif out is None:
         raise ConfigurationError("name a folder with --out, or a Hub repository with --push")
     else:

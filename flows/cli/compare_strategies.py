@@ -1,4 +1,4 @@
-"""`spotlight compare-strategies`: the same training with and without exploration, and which scores higher."""
+"""`spotlight compare-strategies`: train with and without exploration, and compare the scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_SEEDS = 64
 
 
 class _Planned(NamedTuple):
-    """A run of the comparison, done or not, with the settings that `spotlight train` takes for it."""
+    """A run of the comparison, done or not, with its settings as `spotlight train` takes them."""
 
     run_id: str
     strategy: str
@@ -44,7 +44,7 @@ def compare_strategies(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Compared with the first; by default plain and the preset's own, or off_policy.",
+            help="Compared with the first; default: plain and the preset's, or off_policy.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of run seeds, counted up from the preset's.")] = 1,
@@ -56,7 +56,7 @@ def compare_strategies(
     cluster: ClusterKind = None,
     as_json: Annotated[bool, typer.Option("--json", help="The answer as one line of JSON.")] = False,
 ) -> None:
-    """Train with and without exploration, seed by seed, and say which scores higher, and how sure that is."""
+    """Train with and without exploration, seed by seed; report which scores higher, and how sure that is."""
     if not 1 <= seeds <= _MOST_SEEDS:
         raise ConfigurationError(f"--seeds is {seeds}; give a number from 1 to {_MOST_SEEDS}")
     given = [*(set_ or []), f"iterations={iterations}"]
@@ -127,9 +127,9 @@ def _refuse_unless_fitting(planned: _Planned, row: RunRow) -> None:
 
 
 def _refuse_two_versions(planned: list[_Planned], store: RunStore) -> None:
-    """Refuse runs by two versions of one file of code: as recorded, or today's for a new run.
+    """Refuse runs with two versions of a code file: as recorded, or today's for a new run.
 
-    It is asked before each run and before the answer, as a file may be edited while a run trains.
+    Called before each run and before the answer, as a file may be edited while a run trains.
     """
     from tasks.inputs import code_digests
 
@@ -155,7 +155,7 @@ def _refuse_two_versions(planned: list[_Planned], store: RunStore) -> None:
 
 
 def _show(home: Home, planned: list[_Planned], as_json: bool) -> None:
-    from storage.evaluations.strategies import compared_strategies, in_words  # it imports pandas
+    from storage.evaluations.strategies import compared_strategies, in_words  # imports pandas
 
     arms: dict[str, dict[int, str]] = {}
     for each in planned:

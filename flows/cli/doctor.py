@@ -51,7 +51,7 @@ def doctor(
 
 
 def examine(config: RunConfig) -> bool:
-    """Print one line per check of a run; return True if all are passed."""
+    """Print one line per check of a run; return True if all pass."""
     screen = console()
     wrong: dict[str, str] = {}
     started = ExitStack()
@@ -91,7 +91,7 @@ def _device(config: RunConfig) -> str:
         if needs_gpu(config.model, config.runtime):
             raise ConfigurationError(
                 f"no GPU, and {config.name or config.model.family} needs one: {config.model.path} is too "
-                "large for a processor; go to a machine that has one, or size the run from here: `spotlight "
+                "large for a CPU; use a machine with a GPU, or size the run from here: `spotlight "
                 "doctor --gpu H100` with the same settings"
             )
         return "no GPU: models run on the CPU"
@@ -99,10 +99,10 @@ def _device(config: RunConfig) -> str:
 
 
 def size_up(config: RunConfig, gpu: str) -> bool:
-    """Print the counted memory of a device by term, and hours and dollars of the run.
+    """Print a device's memory by term, and the run's hours and dollars, all counted, not measured.
 
     Returns:
-        False if a device that trains surely lacks memory.
+        False if a training device certainly lacks memory.
 
     Raises:
         ConfigurationError: the GPU or the model is not counted.
@@ -193,7 +193,7 @@ def _devices(config: RunConfig) -> str:
 
 
 def _numbers(config: RunConfig) -> str:
-    """Read every tensor of the model: for a large one it takes minutes, so a run does not do it."""
+    """Read every tensor of the model, which a run skips, as it takes minutes for a large one."""
     from tasks.checks.preflight import read_weights
 
     return f"{read_weights(config.model):,} in the files of {config.model.path}, all finite"

@@ -70,7 +70,7 @@ def runs(
 
 def presets() -> None:
     """List the presets: name, what it was tried on (its evidence), purpose."""
-    # Another program gets one line for each.
+    # Other programs get one line per preset.
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if sys.stdout.isatty() else _UNLIMITED
     found = list_presets()
     longest = max(len(preset.name) for preset in found)
@@ -101,12 +101,12 @@ def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Non
 
 def _cells(row: RunRow, found: Mapping[str, Any]) -> tuple[str, ...]:
     facts, took = _facts(row, found), "-"
-    if row.ended_at is not None or row.status == "running":  # with a resumed run's pauses
+    if row.ended_at is not None or row.status == "running":  # including a resumed run's pauses
         lasted_s = (row.ended_at or now()) - row.created_at  # below 0 if the clock was set back since
         took = str(timedelta(seconds=round(max(0.0, lasted_s))))
     try:
         planned = str(row.config.iterations)
-    except ConfigurationError:  # the settings of another version
+    except ConfigurationError:  # another version's settings
         planned = "?"
     return (
         row.run_id, row.status, time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at)), took,
@@ -165,9 +165,9 @@ def logs(
                 break
             time.sleep(_POLL_S)
             try:
-                status = _status(store, run_id)  # before the lines: those of its end are printed, too
+                status = _status(store, run_id)  # read first, so that the lines of its end are printed too
             except RunNotFoundError:
-                status = "refused"  # its process is gone before it had a row
+                status = "refused"  # its process ended before it had a row
     if follow and not as_json:
         typer.echo(f"run {run_id} is {status}")
 
@@ -255,7 +255,7 @@ def evaluations(
     after: Evaluated = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what `evaluate` made, newest first, or one of them; of two, show the second minus the first."""
+    """List evaluations by `evaluate`, newest first, or show one; of two, show the second minus the first."""
     home = Home.from_environment()
     if before is not None and after is not None:
         difference = compare_evaluations(home, before, after)
@@ -282,7 +282,7 @@ def _show_difference(difference: dict[str, Any]) -> None:
 
 def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> None:
     """Print a row per tag and the two overall rows of figures, or of signed differences, with intervals."""
-    from storage.evaluations.figures import by_tag_and_overall  # it imports scipy
+    from storage.evaluations.figures import by_tag_and_overall  # imports scipy
 
     names = [name for name in ("score", "exact") if name in figures]
     headings = [heading for name in names for heading in (name, "95 %")]

@@ -21,7 +21,7 @@ ClusterName = StrEnum("ClusterName", ["ray", "local"])
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Return the runs whose identifiers begin with a text, for the shell's completion."""
+    """Return the runs whose identifiers begin with `incomplete`, for the shell's completion."""
     try:
         known = Home.from_environment().run_ids()
     except SpotlightError:
@@ -72,7 +72,7 @@ Preset = Annotated[
 
 
 def set_option(meaning: str) -> Any:
-    """Return the option `--set` with a command's text on what it does."""
+    """Return the option `--set` with a command's help text."""
     return typer.Option(
         "--set", "-s", metavar="SECTION.KEY=VALUE", help=meaning, autocompletion=setting_names
     )
@@ -84,7 +84,7 @@ RayAddress = Annotated[
 ]
 ClusterKind = Annotated[
     ClusterName | None,
-    typer.Option(help="What starts the processes: ray, or local, which forks them on this machine."),
+    typer.Option(help="How processes start: ray, or local, which forks them on this machine."),
 ]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
 AllowHost = Annotated[

@@ -36,12 +36,12 @@ if TYPE_CHECKING:  # it imports pandas
 
 
 def prompts(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="geneval, or signs: a text to be written.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="geneval, or signs (a text to write).")],
     count: Annotated[int, typer.Argument(max=1_000_000, help="How many.")],
     path: Annotated[Path, typer.Argument(metavar="FILE", help=".jsonl for geneval, .txt for signs.")],
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the prompts.")] = 0,
 ) -> None:
-    """Draw a longer file of prompts to train on; none of them is in the file to evaluate by."""
+    """Generate a longer file of training prompts, none of which is in the evaluation file."""
     from tasks.prompt_files import draw_prompts
 
     content = draw_prompts(kind, count, seed, path)
@@ -57,7 +57,7 @@ def score(
     prompt: Annotated[str, typer.Argument(help="A text, or a row of a .jsonl file of prompts.")],
     set_: Annotated[list[str] | None, set_option("An option, such as reward.options.scale=sigmoid.")] = None,
 ) -> None:
-    """Judge one image by a reward, and print the score as one line of JSON."""
+    """Score one image with a reward, and print the score as one line of JSON."""
     from flows.judges import judges_beside
     from storage.pictures import read_frames
     from tasks.checks.quick_checks import judge_image
@@ -84,7 +84,7 @@ def _prints_to_stderr() -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        ctypes.CDLL(None).fflush(None)  # C libraries hold back what they write to a pipe or a file
+        ctypes.CDLL(None).fflush(None)  # C libraries buffer output to a pipe or a file
         os.dup2(kept, 1)
         os.close(kept)
 
@@ -99,10 +99,10 @@ def judge(
     port: Port = 8190,
     host: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = LOOPBACK,
     limit: Annotated[
-        float, typer.Option(min=1, help="Seconds for the environment, the weights and the model.")
+        float, typer.Option(min=1, help="Seconds for installing, fetching weights and loading the model.")
     ] = 3600,
 ) -> None:
-    """Start a judge with packages of its own, and print how runs ask it; Ctrl-C ends it."""
+    """Start a judge in its own environment, and print how runs use it; Ctrl-C ends it."""
     from flows.judges import judge_at
     from tasks.checks.judges import judge_command
 
@@ -128,7 +128,7 @@ def profile(
         Path | None, typer.Option(metavar="FILE", help="File to write; RUN.json in this folder by default.")
     ] = None,
 ) -> None:
-    """Write what a run's denoising steps, scores, training and starts took to a file for what-if."""
+    """Write the times of a run's denoising steps, scores, training and starts to a file for what-if."""
     from tasks.recorded_profile import recorded_profile
 
     found = recorded_profile(Home.from_environment(), *run_ids)

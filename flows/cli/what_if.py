@@ -54,7 +54,7 @@ def what_if(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Policy whose run --timeline writes (else the best one's) or --record enters (else all).",
+            help="Policy whose run --timeline writes (default: the best) or --record adds (default: all).",
         ),
     ] = None,
     record: Annotated[
@@ -68,7 +68,7 @@ def what_if(
         bool, typer.Option("--progress", hidden=True, help="A line on standard error for each run.")
     ] = False,
 ) -> None:
-    """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
+    """Model a run's time and cost: reserved, on demand, spot, exploring or not."""
     if hours is not None:
         given = {"--spot": question.given("spot"), "--policies": question.given("policies")}
         given |= {"--curve": question.given("curve"), "--serving": question.given("serving")}
@@ -77,7 +77,7 @@ def what_if(
             raise ConfigurationError(
                 f"--hours finds the number of spot devices for one policy; leave {', '.join(named)} out"
             )
-        # A price book has a price of spot devices only for a run that has some.
+        # A price book has spot prices only for a run with spot devices.
         question = question.model_copy(update={"spot": question.per_instance or 1})
     config = given_configuration(preset, [*(set_ or []), *question.as_settings()], needs_task=record)
     from tasks.what_if import Simulation, runs_of

@@ -1,1 +1,1 @@
-"""All that the Prefect UI and REST can start: deployments, their forms, and the schedule of reproductions."""
+"""Everything Prefect's UI and REST can start: deployments, their forms, and the schedule of reproductions."""

@@ -1,8 +1,7 @@
 """Flows that can be started from the Prefect UI or by REST: those of the command line behind forms.
 
-Each checks its input as the command does and then runs the same function that the command runs, in one
-flow run that bears the run's name. What a form's bounds cannot refuse fails the flow run at once, with
-the message that the command line would print.
+Each checks its input as the command does and then calls the same function, in one flow run with the run's
+name. Bad input that a form's bounds let through fails the flow run at once, with the command line's message.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from storage.text import claim_folder
 @flow(name="post-train", persist_result=False, on_running=[note_process])
 @crashes_with_its_cluster
 def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
-    """Post-train a diffusion transformer by reinforcement learning, or go on with a run.
+    """Post-train a diffusion transformer by reinforcement learning, or resume a run.
 
     Watch it in the dashboard. Cancel ends it in order; it can be resumed from its last iteration.
     """
@@ -60,7 +59,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
         with RunLog(home, run_id).of_start(), judges_beside(config):
             run_preflight(config)
             name_flow_run(run_id)
-            from flows.post_train import train_run  # its libraries take seconds
+            from flows.post_train import train_run  # its libraries take seconds to import
 
             result = train_run(config, run_id, form.preset)
         show_result(result)
@@ -86,7 +85,7 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
 
 @flow(name="pretrain", persist_result=False, on_running=[note_process])
 def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
-    """Make an embedded model from nothing: render images, train by flow matching, save."""
+    """Make an embedded model from scratch: render images, train by flow matching, save."""
     with _deployed():
         from flows.pretrain import pretrain
 
@@ -98,7 +97,7 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
 @flow(name="reproduce", persist_result=False, on_running=[note_process])
 @crashes_with_its_cluster
 def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
-    """Do a recorded run again with its own configuration and seeds, and compare; a drift fails the run."""
+    """Repeat a recorded run with its own configuration and seeds, and compare; drift fails the run."""
     with _deployed() as home:
         given = name_given_in_prefect()
         if given is not None:
@@ -113,8 +112,8 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
 
 @flow(name="what-if", persist_result=False, on_running=[note_process])
 def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
-    """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
-    from tasks.what_if import Simulation  # it imports pandas
+    """Simulate a run's time and cost on a fleet, by policy, before anything is rented."""
+    from tasks.what_if import Simulation  # imports pandas
 
     with _deployed() as home:
         question = form.question()

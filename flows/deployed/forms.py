@@ -1,8 +1,8 @@
 """The forms of the deployments.
 
 Prefect's UI draws the form from these models, and its API answers 409 to input that they refuse. No field has
-a choice of types (a number or nothing): the error for such a field does not say what is wrong. The texts are
-plain: the UI shows markup as it is written.
+a choice of types (a number or nothing): its error would not say what is wrong. The texts are plain, as the UI
+does not render markup.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class TrainingForm(Section):
     """Iterations of the run; 0 takes as many as the preset says."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
-    """Any other settings, one an item, each as section.key=value: sampling.noise_level=0.5, seed=3."""
+    """Any other settings, one per item, each as section.key=value: sampling.noise_level=0.5, seed=3."""
 
     resume: str = Field(default="", pattern=_RUN_ID, title="Run to resume")
-    """Identifier of a run that was killed, cancelled or failed, to resume. It has a configuration of its
-    own: leave the other fields alone then."""
+    """Identifier of a run that was killed, cancelled or failed, to resume. It keeps its own configuration:
+    leave the other fields alone."""
 
 
 class EvaluationForm(Section):
@@ -55,51 +55,51 @@ class EvaluationForm(Section):
     """Identifier of the run; empty scores the untouched model of the preset."""
 
     preset: PresetName = "glyphs"
-    """Whose untouched model is scored where no run is named."""
+    """Its untouched model is scored if no run is named."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
-    """Settings to change, one an item, each as section.key=value: evaluation.prompts=128."""
+    """Settings to change, one per item, each as section.key=value: evaluation.prompts=128."""
 
 
 EmbeddedModelName = Literal["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"]
 
 
 class PretrainingForm(Section):
-    """Making an embedded model from nothing."""
+    """Training of an embedded model from scratch."""
 
     model: EmbeddedModelName = "glyphs"
     """By its task; -guided takes model.guidance."""
 
     out: str = Field(min_length=1, title="Folder")
-    """Where the weights go, on the machine that serves; must not exist or be empty. A relative one begins
-    where "spotlight up" was started."""
+    """Folder for the weights, on the machine that serves; must be new or empty. A relative path starts where
+    "spotlight up" was started."""
 
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Of weights, pictures and noise; the same seed gives the same weights."""
+    """Seed of weights, pictures and noise; the same seed gives the same weights."""
 
 
 class ReproductionForm(Section):
-    """Doing a recorded run again, and comparing."""
+    """Repetition of a recorded run, compared with it."""
 
     reference: str = ""
-    """Identifier of a finished run, or the path of a reference file (.json). Empty: the latest reference that
-    was recorded for the preset; where there is none yet, this run becomes it."""
+    """Identifier of a finished run, or the path of a reference file (.json). Empty: the latest reference
+    recorded for the preset; if there is none yet, this run becomes it."""
 
     preset: PresetName = "glyphs"
-    """Whose reference is meant where none is named."""
+    """Its reference is used if none is named."""
 
     renew: bool = False
     """Make this run the preset's new reference, after a change that was meant to change results."""
 
     how: Literal["train", "evaluate"] = "train"
-    """What to do: train does the whole run again, evaluate scores its last checkpoint again."""
+    """What to do: train repeats the whole run, evaluate scores its last checkpoint again."""
 
     tolerance: float = Field(default=0.05, ge=0, le=1)
-    """Where bits may differ, on another kind of device or with measured degrees: the largest difference of
-    the mean held-out score that passes, if the 95 % interval of the paired differences holds zero too."""
+    """If bits may differ, on another kind of device or with measured degrees: the largest accepted difference
+    in mean held-out score; the 95 % interval of the paired differences must also contain zero."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
-    """Settings to change on purpose, one an item, each as section.key=value; each is named as a
+    """Settings to change on purpose, one per item, each as section.key=value; each is listed as a
     difference."""
 
 
@@ -112,7 +112,7 @@ class WhatIfForm(WhatIfQuestion, _Workload):
     """Simulated time and cost of a run on a fleet, by policy, before anything is rented."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
-    """Other settings, one an item, each as section.key=value: price.spot_usd_per_hour=1.5."""
+    """Other settings, one per item, each as section.key=value: price.spot_usd_per_hour=1.5."""
 
     def question(self) -> WhatIfQuestion:
         """Return the form's request: the devices, and all values that differ from the initial ones."""

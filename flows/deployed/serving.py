@@ -1,7 +1,7 @@
 """The process that serves the deployments: `python -m flows.deployed.serving`, a child of `spotlight up`.
 
-It does what Prefect's `serve` does. `serve` itself does not expose its runner, and ends without telling
-running flows: here SIGTERM cancels them, so they save their state and can be resumed.
+It replaces Prefect's `serve`, which does not expose its runner, and ends without telling running flows: here
+SIGTERM cancels them, so they save their state and can be resumed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ POLL_S = 2.0
 NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
 """Preset that is reproduced, by deployment: characters read by OCR, shapes judged as GenEval does.
 
-One deployment each: Prefect's UI tells the schedules of one apart only by their times, which are the same.
+One deployment each: Prefect's UI tells a deployment's schedules apart only by time, and these start together.
 """
 
 
@@ -53,8 +53,8 @@ def deployments(
     """Return the five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`.
 
     Args:
-        active: True if the nightly ones start by themselves; otherwise the user switches them on in Prefect.
-        cron, timezone: when.
+        active: True to start the nightly ones on schedule; otherwise the user switches them on in Prefect.
+        cron, timezone: that schedule.
     """
     schedule = Cron(cron, timezone=timezone, active=active, slug="nightly")
     # Not the file: a flow run must find it whatever folder `up` was started in.
@@ -67,7 +67,7 @@ def deployments(
         )
         for name, preset in NIGHTLY.items()
     ]  # fmt: skip
-    # A coroutine in asynchronous code alone.
+    # A coroutine only in asynchronous code.
     ready = [deployment for deployment in made if isinstance(deployment, RunnerDeployment)]
     for deployment in ready:
         named = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
@@ -85,7 +85,7 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path) 
     # Schedules keep their state when this ends: the next `up` sets again whether they are active.
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]
-    # Those of an earlier `up` that was killed: its server ended before its runs could tell it how they did.
+    # Those of an earlier `up` that was killed: its server ended before its runs could report how they ended.
     await asyncio.to_thread(close_flow_runs_of_ended_processes, Home.from_environment())
     await asyncio.to_thread(close_flow_runs_of_deployments, ids)
     stopping: list[asyncio.Task[None]] = []

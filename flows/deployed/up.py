@@ -1,8 +1,8 @@
-"""`spotlight up`: Prefect server, deployments and dashboard as children, until one or a person ends it.
+"""`spotlight up`: Prefect server, deployments and dashboard as children, until one dies or a person ends it.
 
-A home's `up` holds a lock on `up.json`, where it notes itself. Its children end with it. They carry the
-home's path in their environment, and so do their descendants: one that hangs is found by it. `down` holds the
-lock while it ends those.
+A home's `up` holds a lock on `up.json`, where it notes itself. Its children end with it. They and their
+descendants carry the home's path in their environment, by which hung ones are found. `down` holds the lock
+while it ends those.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CRON_FIELDS = {
     "month": (1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
     "day of the week": (0, 7, "sun mon tue wed thu fri sat"),
 }
-"""The least and the greatest number of each field of a schedule, and the names that it may have instead."""
+"""Minimum and maximum of each field of a schedule, and the names allowed instead."""
 
 Schedule = tuple[bool, str, str]
 """The arguments of `flows.deployed.serving.deployments`: active, cron, time zone."""
@@ -73,7 +73,7 @@ def up(home: Home, own: ServerNote, ui_port: int, runs_at_once: int, schedule: S
         own: where Prefect's server and the dashboard listen, and what names they answer to.
         ui_port: the dashboard's port.
         runs_at_once: flow runs that may run at the same time; more wait.
-        schedule: of the reproducibility runs.
+        schedule: schedule of the reproducibility runs.
 
     Returns:
         Exit code: 0 if a person ended it, 1 if one of the three died.
@@ -157,7 +157,7 @@ def _wait(
 
 @contextmanager
 def _ending_asked(home: Home) -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C and SIGTERM set; a further one kills the children."""
+    """Yield an event that Ctrl-C and SIGTERM set; a second signal kills the children."""
     asked = threading.Event()
 
     def ask(_: int, __: FrameType | None) -> None:
@@ -202,7 +202,7 @@ def down(home: Home) -> list[str]:
 
 
 def state_file(home: Home) -> Path:
-    """Return the file that a home's `up` has locked; whichever takes the lock replaces the note at once."""
+    """Return the file that a home's `up` has locked; the next holder replaces the note at once."""
     return home.path / "up.json"
 
 
@@ -288,7 +288,7 @@ def check_schedule(cron: str, timezone: str) -> None:
     """Refuse a schedule that would fail later, in another process.
 
     Raises:
-        ConfigurationError: the expression is of another form, its day never comes, or the zone is unknown.
+        ConfigurationError: the expression is malformed, its day never comes, or the zone is unknown.
     """
     parts = cron.split()
     if len(parts) != len(_CRON_FIELDS):

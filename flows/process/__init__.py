@@ -1,1 +1,1 @@
-"""The process of a run: how signals and cancellation end it, and what notes an end without a word."""
+"""The process of a run: how signals and cancellation end it, and the report of a silent end."""

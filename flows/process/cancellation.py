@@ -50,7 +50,7 @@ def cancellable(name: str, then: str) -> Iterator[None]:
     thread this does nothing.
 
     Args:
-        then: what the error adds to its reason, such as what is kept.
+        then: end of the error's message, such as what is kept.
 
     Raises:
         RunCancelledError: the flow run was cancelled in the Prefect UI.

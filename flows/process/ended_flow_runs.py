@@ -1,7 +1,7 @@
-"""Flow runs whose process is gone: Prefect is given the state that their runs have in the record.
+"""Flow runs whose process is gone: they get their run's recorded state in Prefect.
 
 A process that is killed, or whose end takes too long, tells Prefect nothing: its flow run would stay Running
-for ever. So each flow run names its process, by the hook `note_process` of our flows.
+for ever. So our flows' hook `note_process` names the process in each flow run.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 
 def note_process(flow: Flow, flow_run: FlowRun, state: State) -> None:
-    """Name this process in its flow run, as soon as that runs: a hook of our flows.
+    """Name this process in its flow run as soon as that runs; a hook of our flows.
 
-    Args: those that Prefect gives a hook.
+    Args: those that Prefect passes to a hook.
     """
     from prefect.client.orchestration import get_client
 
@@ -54,12 +54,12 @@ def note_process(flow: Flow, flow_run: FlowRun, state: State) -> None:
 
 
 def process_of(flow_run: FlowRun) -> Process | None:
-    """Return the process that a flow run names; None before it runs, or if it is none of ours."""
+    """Return the process that a flow run names; None before it runs, or if it is not ours."""
     try:
         host, pid, began_s, attempt = json.loads(str(flow_run.labels[PROCESS]))
     except (KeyError, ValueError, TypeError):
         return None
-    # One that is run again names its last process until the next one runs.
+    # A rerun flow run names its last process until the next one runs.
     return (host, pid, began_s) if attempt == flow_run.run_count else None
 
 
@@ -121,12 +121,12 @@ def close_flow_runs_of_deployments(deployment_ids: Sequence[UUID]) -> None:
 def _unfinished(
     client: SyncPrefectClient, *states: str, deployed: DeploymentFilter | None = None
 ) -> list[FlowRun]:
-    """Return all flow runs in these states, before the first of them is closed and moves the rest."""
+    """Return all flow runs in these states, read before closing one moves the rest."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState
 
     wanted = FlowRunFilter(state=FlowRunFilterState.model_validate({"type": {"any_": list(states)}}))
     found: list[FlowRun] = []
-    while page := client.read_flow_runs(  # it answers with at most 200
+    while page := client.read_flow_runs(  # at most 200 per answer
         flow_run_filter=wanted, deployment_filter=deployed, offset=len(found)
     ):
         found += page

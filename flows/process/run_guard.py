@@ -2,9 +2,9 @@
 
 SIGKILL, the system's out-of-memory killer, and Ray's core, which ends the driver when its own processes are
 gone, leave no time for a message. This process holds the other end of a pipe: when the pipe closes without
-the byte that an orderly end sends, it marks the run as interrupted and prints one line with how to go on. It
-follows Ray's processes, so that it can say which of them ended first; of a cluster that the run has joined it
-asks whether the head still answers.
+the byte that an orderly end sends, it marks the run as interrupted and prints one line on how to continue. It
+follows Ray's processes, so that it can report which ended first; in a joined cluster it checks whether the
+head still answers.
 
     python -m flows.process.run_guard HOME RUN_ID PID [HOST:PORT]
 """
@@ -34,7 +34,7 @@ class RunGuard:
     """The run's side: starts the process; must be closed once the run has reported how it ended.
 
     Args:
-        address: that of the head of the cluster that the run joins; empty if it joins none.
+        address: head of the cluster that the run joins; empty if it joins none.
     """
 
     def __init__(self, home: Path, run_id: str, address: str = "") -> None:
@@ -51,14 +51,14 @@ class RunGuard:
     def following(self, needed: Mapping[str, int]) -> Iterator[None]:
         """Follow the processes (pid by name) that the run needs; name those that ended in an error.
 
-        Ray's core may end this process without a word before that error; then the guard's process says why.
+        Ray's core may silently end this process before that error; then the guard's process reports why.
 
         Raises:
             ClusterLostError: the runtime failed, and one of these processes has ended, or the head of the
                 joined cluster does not answer.
             RuntimeFailure: it failed for another reason.
         """
-        import psutil  # not in the guard's process, which is to stay small
+        import psutil  # not in the guard's process, which must stay small
 
         from storage.clock import process_is_alive, process_start_s
         from storage.errors import ClusterLostError, RuntimeFailure
@@ -97,7 +97,7 @@ def watch(pid: int) -> list[str] | None:
         The processes it needed that ended before it, in order; None if the run reported how it ended.
     """
     followed: dict[int, str] = {}
-    """Descriptors that become readable when a process ends, as Linux has them."""
+    """Descriptors that become readable when a process ends (on Linux)."""
     ended: list[str] = []
     pipe = sys.stdin.fileno()
     while True:
@@ -150,7 +150,7 @@ def main() -> None:
     ended = watch(pid)
     if ended is None:
         return
-    # Only now: while it waits, this process needs no more memory than an empty interpreter.
+    # Imported only now: while waiting, this process needs no more memory than an empty interpreter.
     from storage.errors import SpotlightError
     from storage.home import Home
     from storage.record.run_store import RunStore

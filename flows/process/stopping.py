@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM: the first signal ends the work in order, later ones do not disturb that.
 
-An exception in the middle of the end would leave a run without a state, and so would one in the middle of
-Prefect's own work: there the signal waits. Imports nothing heavy, so that a command that is still starting
-ends in the same way.
+An exception during the shutdown or inside Prefect would leave a run without a state: there the signal waits.
+Imports nothing heavy, so that a command that is still starting ends in the same way.
 """
 
 from __future__ import annotations

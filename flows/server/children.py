@@ -1,4 +1,4 @@
-"""Processes that a command starts beside itself: they die with it, write a log, and are ended in order."""
+"""Child processes of a command: they die with it, write a log, and are ended in order."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def start_dashboard(
 
     Args:
         names: further host names to answer to, such as a proxy's.
-        log: as of `Child`.
+        log: as for `Child`.
     """
     command = python_command(
         "-m", "streamlit", "run", str(_SERVER),

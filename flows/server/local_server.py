@@ -1,9 +1,9 @@
 """A home's Prefect server: the one that runs, or a child of this process that ends with it.
 
-A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. One rule holds
-for every process that uses it: a server that no longer lives, because it died or because the process that had
-started it ended, is started again on the same port and database, as a child of the first process to notice.
-Meanwhile a run computes on, and Prefect's clients try again.
+A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. Every process
+that uses it follows one rule: a server that has ended, by itself or with the process that started it, is
+restarted on the same port and database, as a child of the first process to notice. Meanwhile runs continue,
+and Prefect's clients retry.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STEADY_S = 60.0
 """Seconds for which a server must live after a restart, and the longest pause between restarts in a row."""
 
 _PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
-"""Prefect settings that a person may choose for a client of a home's server: names, or their beginning."""
+"""Prefect settings that a person may choose for a client of a home's server: names, or prefixes."""
 
 
 class LocalServer:
@@ -104,7 +104,7 @@ class LocalServer:
         return self._child.ended
 
     def lost(self) -> str | None:
-        """Return how our child ended; start one again that ended with another process.
+        """Return how our child ended; restart a server that ended with another process.
 
         Raises:
             ServerError: it cannot be started.
@@ -213,7 +213,7 @@ class LocalServer:
                 if time.monotonic() >= restarted + _STEADY_S:
                     pause_s = next_s = _LOOK_S
                 continue
-            # One that dies as soon as it listens, as with a broken database, is not started without pause.
+            # One that dies as soon as it listens, as with a broken database, is restarted with pauses.
             pause_s, next_s = next_s, min(2 * next_s, _STEADY_S)
             reporter().note(f"warning: {ended}; it is being restarted; runs continue meanwhile")
             try:

@@ -1,8 +1,8 @@
 """The end of a run whose Prefect server went away for good.
 
-The run itself needs no server: its state is in its folder. Only Prefect wants to tell
-its server how the flow ended, and hands over its events before it lets the process end, with seconds
-of retries for each. Here that is limited, and the run's own outcome counts.
+The run itself needs no server: its state is in its folder. But Prefect reports how the flow ended to its
+server, and hands over its events before the process may end, with seconds of retries for each. Here that is
+limited, and the run's own outcome counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where servers of a home listen: addresses, the note of each on this machine, and Prefect's password.
+"""Addresses of a home's servers: the note of each on this machine, and Prefect's password.
 
 A note counts while its process lives.
 """
@@ -38,8 +38,8 @@ class ServerNote:
         host, port: address and port that it listens on.
         names: further host names that it answers to.
         pid: its process on this machine.
-        began_s: when that began, as `process_start_s` says.
-        machine: its machine, where several share a home.
+        began_s: its start, from `process_start_s`.
+        machine: its machine, as several may share a home.
     """
 
     host: str
@@ -86,7 +86,7 @@ def note_file(home: Home) -> Path:
 
 
 def living_server(home: Home) -> ServerNote | None:
-    """Return the note of a home's Prefect server on this machine; None if there is none that listens."""
+    """Return the note of a home's Prefect server on this machine; None if none listens."""
     return living_note(note_file(home))
 
 
@@ -140,7 +140,7 @@ def is_free(port: int) -> bool:
 
 
 def check_address(host: str, names: Sequence[str] = ()) -> None:
-    """Refuse an address to listen on, or a further name to answer to, of another form.
+    """Refuse a malformed address to listen on, or further name to answer to.
 
     Raises:
         ConfigurationError: the text is not an address, or no name; the message shows the form.

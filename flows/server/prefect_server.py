@@ -21,7 +21,7 @@ from storage.processes import without_collections
 
 
 def is_healthy(api_url: str) -> bool:
-    """Return True if a server is well: Prefect's at the address of its API, Streamlit's at `/_stcore`."""
+    """Return True if a server is healthy: Prefect's at the address of its API, Streamlit's at `/_stcore`."""
     try:
         return httpx.get(f"{api_url}/health", timeout=2).status_code == 200
     except (httpx.HTTPError, httpx.InvalidURL):

@@ -116,7 +116,7 @@ def recorded_first(application: Any) -> Any:
 
 
 def main() -> None:
-    """Serve as the command says: HOME HOST PORT exact|any NAME..."""
+    """Serve as the command line says: HOME HOST PORT exact|any NAME..."""
     folder, host, port, exact, *names = sys.argv[1:]
     try:
         serve(Home(Path(folder)), host, int(port), exact == "exact", tuple(names))

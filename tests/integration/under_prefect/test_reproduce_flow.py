@@ -104,7 +104,7 @@ def test_another_seed_and_another_prompt_are_a_drift_and_both_are_named(store: R
 def test_what_cannot_be_done_again_is_refused_and_a_failure_is_kept(store: RunStore, prompts: Path):
     with pytest.raises(RunNotFoundError):
         reproduce(ReproductionForm(reference="nowhere"))
-    with pytest.raises(ConfigurationError, match="give one of both"):
+    with pytest.raises(ConfigurationError, match="give only one"):
         reproduce(ReproductionForm(reference="was", renew=True))
     away = prompts.rename(prompts.with_suffix(".away"))
     try:

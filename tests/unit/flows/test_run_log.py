@@ -123,7 +123,7 @@ def test_reproduction_by_command_is_starting_before_it_has_a_flow_run(
         raise ConfigurationError("refused")
 
     monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
-    monkeypatch.setattr(operating, "_look_at_reference", lambda *_: None)
+    monkeypatch.setattr(operating, "_check_reference", lambda *_: None)
     monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext())
     monkeypatch.setattr("flows.process.cancellation.cancellable", lambda *_: nullcontext())
     monkeypatch.setattr(reproduce, "reproduce", SimpleNamespace(with_options=lambda flow_run_name: made))

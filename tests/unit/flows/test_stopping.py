@@ -230,7 +230,7 @@ def test_a_comparison_that_had_ended_is_told(
         time.sleep(10)
 
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
-    monkeypatch.setattr(operating, "_look_at_reference", lambda *_: None)
+    monkeypatch.setattr(operating, "_check_reference", lambda *_: None)
     monkeypatch.setattr("flows.server.prefect_server.prefect_server", lambda home, check: nullcontext())
     monkeypatch.setattr("flows.process.cancellation.cancellable", lambda *_: nullcontext())
     monkeypatch.setattr(

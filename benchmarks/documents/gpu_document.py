@@ -48,7 +48,7 @@ _SIZES = (512, 1280)
 
 def section(result: Result | None) -> str:
     """Return the section of docs/gpus.md on what was measured."""
-    if not _is_of_a_gpu(result):
+    if not _has_gpu_figures(result):
         return (
             f"{NOT_YET} All stages were rehearsed on the CPU, at a small size "
             "(`python -m benchmarks.gpu_day --tiny`).\n"
@@ -77,7 +77,7 @@ def section(result: Result | None) -> str:
 
 def headline(result: Result | None) -> str:
     """Return the README's sentence on a GPU."""
-    if not _is_of_a_gpu(result):
+    if not _has_gpu_figures(result):
         return f"{NOT_YET}\n"
     found = _figures(result)
     sentences = {
@@ -114,7 +114,7 @@ def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
         folder: folder of the shipped profiles.
     """
     found: dict[Path, str] = {}
-    if not _is_of_a_gpu(result):
+    if not _has_gpu_figures(result):
         return found
     read = GpuDayResult.model_validate(result)
     if (gpu := gpu_of_device(read.device)) is None:
@@ -159,7 +159,7 @@ def _text(value: Any, spec: str) -> str:
     return format(value, spec)
 
 
-def _is_of_a_gpu(result: Result | None) -> TypeGuard[Result]:
+def _has_gpu_figures(result: Result | None) -> TypeGuard[Result]:
     """Return True if the result has more than the CPU's time to the same score."""
     return result is not None and result["figures"]["device"] != "cpu"
 

@@ -133,7 +133,7 @@ def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) 
 
 
 def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
-    """Return one result's lines: what is measured, figures, tables, judgement and origin.
+    """Return one result's lines: title, kind, figures, tables, judgement and origin.
 
     Raises:
         JudgementError: a named figure is not in the result, or its command runs no benchmark.

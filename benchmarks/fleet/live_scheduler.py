@@ -54,7 +54,7 @@ class CostlessWorker:
     def begin_samples(
         self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
     ) -> SampleChunk:
-        """As of a device's worker."""
+        """Begin samples like a device's worker."""
         if self._free_since is not None:
             self._waited_s.append(time.perf_counter() - self._free_since)
         self._requests = [item.request if isinstance(item, SampleState) else item for item in work]
@@ -62,7 +62,7 @@ class CostlessWorker:
         return self.advance_samples(lease, steps)
 
     def advance_samples(self, lease: int, steps: int) -> SampleChunk:
-        """As of a device's worker."""
+        """Advance samples like a device's worker."""
         self._step += steps
         if self._step < _STEPS:
             states = [SampleState(one, self._step, 0, _SMALL, _TRAJECTORY) for one in self._requests]

@@ -168,7 +168,7 @@ def main() -> None:
             parts.forget()
         arguments.faults, arguments.parts = size, 1
     try:
-        done = go_on(series, arguments)
+        done = run_parts(series, arguments)
     except RuntimeFailure as error:
         parser.error(f"a part ended early and is not kept: {error}")
     if not done:
@@ -178,7 +178,7 @@ def main() -> None:
     finish(name, figures, arguments, module="preemption")
 
 
-def go_on(series: Sequence[Parts], wanted: argparse.Namespace) -> list[dict[str, Any]]:
+def run_parts(series: Sequence[Parts], wanted: argparse.Namespace) -> list[dict[str, Any]]:
     """Run parts until there are enough faults, parts or minutes; return all finished parts."""
     began, added = time.monotonic(), 0
     while True:
@@ -188,9 +188,9 @@ def go_on(series: Sequence[Parts], wanted: argparse.Namespace) -> list[dict[str,
             return done
         part = min(series, key=lambda one: len(one.all()) / CLUSTERS[one.cluster]).add()
         added += 1
-        said = [f"{part['faults']} faults, {part['restarts']} restarts, {part['wall_s']:.0f} s"]
-        said += [f"BROKEN: {broken}" for broken in part["broken_promises"]]
-        print(f"part {part['part']} ({part['cluster']}): {'; '.join(said)}", file=sys.stderr, flush=True)
+        facts = [f"{part['faults']} faults, {part['restarts']} restarts, {part['wall_s']:.0f} s"]
+        facts += [f"BROKEN: {broken}" for broken in part["broken_promises"]]
+        print(f"part {part['part']} ({part['cluster']}): {'; '.join(facts)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def start(
     settings: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """Start or resume a run that announces its phases on standard output; `errors` as of `Popen`."""
+    """Start or resume a run that announces its phases on standard output; `errors` as for `Popen`."""
     values = (*_SETTINGS, f"checkpoint.every={every}", *settings)
     new = ["--preset", "glyphs", "--run-id", run_id, *sets(values)]
     arguments = [run_id] if command == "resume" else new

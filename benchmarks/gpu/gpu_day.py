@@ -45,7 +45,7 @@ _FAULTS: tuple[Fault, ...] = ("kill", "raise", "hang")
 
 
 def stages() -> list[Stage]:
-    """The stages in order of worth; each imports what it needs in its own process."""
+    """Return the stages in order of worth; each imports what it needs in its own process."""
 
     def of_module(module: str, function: str) -> Callable[[Setting, Reporter], None]:
         return lambda *given: getattr(import_module(f"benchmarks.gpu.{module}"), function)(*given)

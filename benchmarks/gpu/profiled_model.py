@@ -141,7 +141,7 @@ class ProfiledModel:
         diffusers uses PEFT's layers; its prompts have no padding, so it computes fewer text tokens, without a
         mask. Neither decodes.
         """
-        ours, theirs = self._our_loop(size), self._loop_of_diffusers(size)
+        ours, theirs = self._our_loop(size), self._diffusers_loop(size)
         taken = [(seconds(ours, self._device, 1, 0), seconds(theirs, self._device, 1, 0)) for _ in range(2)]
         ratios = [theirs_s / ours_s for ours_s, theirs_s in taken]
         return {
@@ -155,7 +155,7 @@ class ProfiledModel:
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
         return lambda: sampler.advance(sampler.begin(requests))
 
-    def _loop_of_diffusers(self, size: int) -> Callable[[], object]:
+    def _diffusers_loop(self, size: int) -> Callable[[], object]:
         model, pixels = self._model(size), self._plan.pixels[size]
         nothing: Any = None
         pipeline: Any = QwenImagePipeline(self._parts.scheduler, nothing, nothing, nothing, self._transformer)
@@ -164,7 +164,7 @@ class ProfiledModel:
         mask = torch.ones(embeds.shape[:2], dtype=torch.long, device=self._device)
 
         def work() -> None:
-            with torch.no_grad(), _layers_of_peft():
+            with torch.no_grad(), _peft_layers():
                 pipeline(
                     prompt_embeds=embeds, prompt_embeds_mask=mask, true_cfg_scale=1.0, height=pixels,
                     width=pixels, num_inference_steps=self._plan.steps, output_type="latent",
@@ -388,7 +388,7 @@ def _same_latents(one: Sequence[SampleState], other: Sequence[SampleState]) -> b
 
 
 @contextmanager
-def _layers_of_peft() -> Iterator[None]:
+def _peft_layers() -> Iterator[None]:
     """Let adapters compute like PEFT's layers, in float32 on tensor cores (TF32), within this context."""
     own, precision = LoraLinear.forward, torch.get_float32_matmul_precision()
     LoraLinear.forward = lora.Linear.forward

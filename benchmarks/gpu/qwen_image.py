@@ -31,7 +31,7 @@ _LONGEST_PART = 0.15
 
 def measure_model(setting: Setting, report: Reporter) -> None:
     """Measure the main figures, in order of worth."""
-    plan, _, parts, model = _begun(setting, report)
+    plan, _, parts, model = _set_up(setting, report)
     if model is not None:
         wanted: list[Part] = [
             ("step_512_b8", partial(model.step, 512, 8)),
@@ -60,7 +60,7 @@ def measure_model(setting: Setting, report: Reporter) -> None:
 
 def measure_variants(setting: Setting, report: Reporter) -> None:
     """Measure variants of a step; an unavailable one has the reason as its figure."""
-    plan, device, parts, model = _begun(setting, report)
+    plan, device, parts, model = _set_up(setting, report)
     if model is None:
         return
     on_gpu = device.type == "cuda"
@@ -154,7 +154,7 @@ def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part
     return [(f"step_{size}_b{batch}", partial(model.step, size, batch)) for batch in batches]
 
 
-def _begun(
+def _set_up(
     setting: Setting, report: Reporter
 ) -> tuple[Plan, torch.device, MeasuredParts, ProfiledModel | None]:
     """Return sizes, device, measurements, and the model (None if it could not be built).

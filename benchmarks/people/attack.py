@@ -114,7 +114,7 @@ class Target:
     def _events(self) -> str:
         return json.dumps(self._ask("/events/filter", {"filter": {}, "limit": 50}))
 
-    def begun(self) -> set[str]:
+    def flow_run_names(self) -> set[str]:
         """Return the names of all flow runs."""
         return {run["name"] for run in self._ask("/flow_runs/filter", {})}
 
@@ -172,7 +172,7 @@ def attack(server: Target, marker: Path) -> list[Outcome]:
             received = _listen(server, caller, protocol)
             found.append(Outcome(f"listen by websocket ({protocol})", caller.name, "read", received))
     time.sleep(_SETTLE_S)
-    written, started = server.changes(), server.begun()
+    written, started = server.changes(), server.flow_run_names()
     for name, (what, caller_name, aim) in aims.items():
         done = name in started if aim == "start" else name in written
         found.append(Outcome(what, caller_name, aim, done))

@@ -138,7 +138,7 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Counter[str]:
         if kind == "torn":
             with (store.folder(RUN).path / EVENTS_FILE).open("ab") as events:
                 events.write(b'{"happened_at": 1.0, "ki')
-        there, halves = look(store)
+        there, halves = inspect_record(store)
         newest = CheckpointStore(store.folder(RUN).path).load_latest()
         resumed_after = 0 if newest is None else newest.iteration
         lost = len(set(range(1, promised + 1)) - there) + (resumed_after < promised - promised % 2)
@@ -149,7 +149,7 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Counter[str]:
         return Counter(faults=1, iterations_lost=lost, halves_visible=halves, resumed=1, identical=identical)
 
 
-def look(store: RunStore) -> tuple[set[int], int]:
+def inspect_record(store: RunStore) -> tuple[set[int], int]:
     """Return the recorded iterations, and the number of incomplete ones."""
     with store.reading(RUN) as connection:
         rows = {

@@ -72,7 +72,12 @@ def main() -> None:
     parser = options(__doc__, "one run seed, a quarter of the iterations")
     parser.add_argument("--task", choices=sorted(TASKS), required=True)
     parser.add_argument("--tuning", action="store_true", help="choose recipes and arms, on other prompts")
-    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), help="instead of the chosen ones")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=sorted(ARMS),
+        help="instead of the chosen ones; the first exploring one of an objective is compared",
+    )
     add_curve_options(parser, FULL_SEEDS)
     arguments = parser.parse_args()
     task = arguments.task
@@ -92,10 +97,10 @@ def main() -> None:
     seeds, share = (1, 4) if arguments.quick else (arguments.seeds, 1)
     wanted = reported_curves(task, arms, seeds, tuned, share)
     curves = CurveStore.of_call(f"exploration-{task}", arguments).curves(wanted)
-    chosen = dict(tuned.chosen) if tuned else {"nft": "off_policy_32"}
     made = {arm for arm, _ in curves}
-    chosen = {objective: arm for objective, arm in chosen.items() if arm in made}
-    for arm in arms:  # of an objective whose chosen arm is not among them, the first that was asked for
+    best = dict(tuned.chosen) if tuned and not arguments.arms else {}
+    chosen = {objective: arm for objective, arm in best.items() if arm in made}
+    for arm in arms:
         if arm in made and ARMS[arm].plain in made:
             chosen.setdefault(ARMS[arm].objective, arm)
     if not any(name in made and ARMS[name].plain in made for name in chosen.values()):

@@ -89,7 +89,7 @@ class FakeWorker(RemoteActor[Any]):
 
     def _take_place(self, name: str, watches: bool, history: object) -> WorkerReady:
         self.watches = watches
-        return WorkerReady(60.0)
+        return WorkerReady(60.0, device=self.kind)
 
 
 class FakeCluster(Cluster):

@@ -59,10 +59,13 @@ class DeviceAccounts:
     def on_joined(self, device: Device, ready: WorkerReady) -> float:
         """Record that a worker has loaded, and return the billed seconds of its start.
 
-        Ray may have started its process before the request; that time is not billed to the worker.
+        Ray may have started its process before the request; that time is not billed to the worker. A rented
+        instance is paid for from the request on, also while it boots and joins the cluster.
         """
         loaded_at_s = device.loaded_at_s or time.monotonic()
         began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
+        if device.market == "spot" and self._rented is not None:
+            began_at_s = device.asked_at_s
         with self._lock:
             self._start(device, began_at_s)
             self._kinds.update([ready.device] if ready.device else [])

@@ -493,15 +493,19 @@ class Fleet:
             start_s = self.accounts.on_joined(device, ready)
             device.kind = ready.device
             self._devices.append(device)
-        if device.market != "spot":
-            return
-        if self._rented is not None:
-            self._rented.measured.add_start(start_s)
-        if self._config.runtime.spot_trainers and device.kind != self._training_kind:
+        if ready.notices_fail:
             self.collector.note(
-                f"{device.name} does not train: its device is {device.kind}, not {self._training_kind} "
-                "like the trainers', and would compute other gradient bits"
+                f"{device.name} sees no preemption notices, so each of its losses costs the work since its "
+                f"last commit: {ready.notices_fail}"
             )
+        if self._training_kind and device.kind != self._training_kind:
+            self.collector.note(
+                f"{device.name} computes on {device.kind}, the trainers on {self._training_kind}: it does "
+                "not train, as its gradients would have other bits, and the run stops if its samples' "
+                "probabilities differ from the trainers' by more than algorithm.ratio_tolerance"
+            )
+        if device.market == "spot" and self._rented is not None:
+            self._rented.measured.add_start(start_s)
 
     @property
     def _available(self) -> list[Device]:

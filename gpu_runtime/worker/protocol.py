@@ -34,12 +34,14 @@ class WorkerReady:
         age_s: age of its process; a duration, because its clock may differ from the driver's.
         history: file that it writes its history to, on that machine; None without one.
         device: device that it computes on: `cpu`, or the GPU's name.
+        notices_fail: why its machine's preemption notices cannot be read; empty if they can.
     """
 
     age_s: float
     host: str = ""
     history: str | None = None
     device: str = ""
+    notices_fail: str = ""
 
 
 @dataclass(frozen=True)

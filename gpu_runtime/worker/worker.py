@@ -174,9 +174,10 @@ class DeviceWorker:
         return HostUsage(times.user + times.system, process.memory_info().rss)
 
     def ready(self) -> WorkerReady:
-        """Return this process's age, host, history and device; answers once the model is loaded."""
+        """Return what the driver knows a worker by; answers once the model is loaded."""
         history = None if self._history.path is None else str(self._history.path)
-        return WorkerReady(process_age_s(), socket.gethostname(), history, self._device)
+        notices_fail = self._watch.failure if self._watch is not None else ""
+        return WorkerReady(process_age_s(), socket.gethostname(), history, self._device, notices_fail)
 
     def notice(self) -> Notice | None:
         """Return the preemption notice that this machine is under, if any; answers at once."""

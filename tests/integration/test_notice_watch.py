@@ -118,6 +118,15 @@ def test_each_failed_poll_waits_twice_as_long_up_to_the_limit(monkeypatch: pytes
     assert waited == [2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 1.0, 1.0]
 
 
+def test_the_watch_knows_why_it_sees_nothing_until_a_poll_succeeds(monkeypatch: pytest.MonkeyPatch):
+    watcher = Scripted(NoticeError("no answer"))
+    monkeypatch.setattr(NOTICES, "find", lambda name: NoticePlugin(lambda: watcher, 0.005, 0.01))
+    with watching("test") as watch:
+        wait_until(lambda: watch.failure == "no answer")
+        watcher.left[0] = None
+        wait_until(lambda: not watch.failure)
+
+
 def test_a_bug_of_a_watcher_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch, caplog):
     watcher = Scripted(KeyError("a bug"), Notice("test", None, 0.0, "one"))
     monkeypatch.setattr(NOTICES, "find", lambda name: NoticePlugin(lambda: watcher, 0.005, 0.02))

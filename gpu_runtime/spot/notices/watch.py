@@ -72,6 +72,7 @@ class NoticeWatch:
 
     Attributes:
         notice: current notice, as it was first read; None without one.
+        failure: why the last poll failed; empty if it did not.
 
     Raises:
         ConfigurationError: the base URL is invalid.
@@ -82,6 +83,7 @@ class NoticeWatch:
         self._watcher = self._plugin.watcher(**({"base_url": base_url} if base_url else {}))
         self._stopping = threading.Event()
         self.notice: Notice | None = None
+        self.failure = ""
         name = f"notices-{self._watcher.provider}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -101,12 +103,13 @@ class NoticeWatch:
                 if not isinstance(error, NoticeError):
                     _log.exception("the watcher of %s's notices failed", provider)
                 failed_in_a_row += 1
+                self.failure = str(error)
                 level = logging.WARNING if failed_in_a_row == 1 else logging.DEBUG
                 _log.log(level, "notices of %s cannot be read: %s", provider, error)
             else:
                 if failed_in_a_row:
                     _log.info("notices of %s can be read again", provider)
-                failed_in_a_row = 0
+                failed_in_a_row, self.failure = 0, ""
                 if seen != self.notice:
                     self.notice = seen
             # The exponent is bounded: 2.0 ** 2000 overflows.

@@ -567,4 +567,25 @@ def test_no_more_spot_devices_train_than_settings_allow_and_none_of_another_kind
     stage.fleet.register_trainers(FIRST, spot=True)
     assert stage.trainers == [TRAINER, TWO]
     (note,) = stage.fleet.collector.close().notes
-    assert note.startswith("spot-0 does not train: its device is NVIDIA L4, not cpu like the trainers")
+    assert note.startswith("spot-0 computes on NVIDIA L4, the trainers on cpu: it does not train")
+
+
+def test_a_device_of_another_kind_is_noted_although_spot_devices_never_train():
+    cluster = FakeCluster()
+    cluster.kinds[ONE] = "NVIDIA L4"
+    fleet = Fleet(cluster, hurried(tiny_config(runtime={"spot_workers": 2})))
+    fleet.await_ready()
+    (note,) = fleet.collector.close().notes
+    assert note.startswith("spot-0 computes on NVIDIA L4") and "algorithm.ratio_tolerance" in note
+
+
+def test_a_worker_says_that_its_notices_cannot_be_read():
+    stage = Stage()
+    lose(stage, ONE)
+    stage.cluster.slow.add("spot-0.1")
+    stage.fleet.add_ready_workers()
+    ready = WorkerReady(1.0, device="cpu", notices_fail="no answer within 2 s")
+    stage.cluster.workers["spot-0.1"].open_calls["ready"].set_result(ready)
+    stage.fleet.add_ready_workers()
+    (note,) = stage.fleet.collector.close().notes
+    assert note.startswith("spot-0.1 sees no preemption notices") and note.endswith("no answer within 2 s")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,16 @@ from storage.config.run_config import PriceConfig
 from tests.fake_cluster import FakeWorker
 
 PASSES_S = 0.25
+
+
+@pytest.mark.parametrize(
+    ("rented", "paid_s"), [(None, 5.0), (SimpleNamespace(usd_per_hour={"spot-0": 3.0}), 100.0)]
+)
+def test_a_rented_instance_is_paid_for_while_it_boots(rented: Any, paid_s: float):
+    accounts = DeviceAccounts(Collector(), PriceConfig(), HistoryLog(None, "driver"), rented)
+    asked_at_s = time.monotonic() - 100.0
+    device = Device(FakeWorker("spot-0", watches=False), "spot", asked_at_s=asked_at_s)
+    assert accounts.on_joined(device, WorkerReady(age_s=5.0)) == pytest.approx(paid_s, abs=1.0)
 
 
 def test_nothing_is_lost_between_the_readings_of_a_slow_machine(monkeypatch: pytest.MonkeyPatch):

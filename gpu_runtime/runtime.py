@@ -284,11 +284,10 @@ class Runtime:
         return self._search.review(rollout.plan, scored, next_plan, self.policy_version, evidence)
 
     def evaluate(self, prompts: Sequence[PromptRecord]) -> Evaluation:
-        """Generate, score and measure held-out images by the ODE with the moving average."""
-        weights, trainers = self._current, self._fleet.trainers
+        """Generate, score and measure held-out images by the ODE, with the weights that are the result."""
         with self._fleet.evaluating():
-            if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, both are the same
-                weights = trainers.publish_average(WeightsVersion(self.policy_version, averaged=True))
+            version = WeightsVersion(self.policy_version, averaged=True)
+            weights = self._fleet.trainers.publish_average(version) or self._current
             return evaluate(self.config, prompts, weights, self._fleet, self._scoring)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:

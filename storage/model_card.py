@@ -30,6 +30,7 @@ def model_card(
     curve: _Curve,
     *,
     objective: str,
+    averaged: bool,
     usage: str,
     licence: Mapping[str, str],
     edits: bool = False,
@@ -41,6 +42,7 @@ def model_card(
         iteration: iteration after which the weights were saved.
         curve: iteration and mean score of each held-out evaluation.
         objective: title of the training objective.
+        averaged: True for the moving average of the weights, False for the weights themselves.
         usage: instructions to load the weights, in Markdown.
         licence: the base model's, in the hub's words: `license`, and perhaps `license_name`, `license_link`.
         edits: True if the model edits images; otherwise it draws from prompts.
@@ -52,6 +54,7 @@ def model_card(
         reward = _file(config.reward.scorer, environment, REWARD_DIGEST)
     if config.reward.options:
         reward += f" {json.dumps(public(config.reward.options))}"
+    what = "moving average" if averaged else "weights"
     modelled = result["prices"] == "modelled"
     prices = "modelled: no device was rented" if modelled else "at the run's prices"
     adapter = _file(config.model.adapter, environment, "digest adapter")
@@ -64,7 +67,7 @@ def model_card(
     facts = {
         "Base model": f"`{public(config.model.path)}` ({config.model.family})",
         **({"Started from": f"{adapter}, {shared} in the reference policy"} if config.model.adapter else {}),
-        "Trained": f"{kind}, by {objective}; the moving average after iteration {iteration} of "
+        "Trained": f"{kind}, by {objective}; the {what} after iteration {iteration} of "
         f"{config.iterations}, policy of run `{row.run_id}`",
         "Reward": f"{reward}, {config.reward.signal}",
         "Prompts to train on": _file(config.prompts.train, environment, "digest prompts.train"),

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gpu_runtime.learning.weights import WeightState
 
 CARD = "README.md"
-_WEIGHTS = "average.safetensors"
 _ADVICE = "check the network and the token's write access"
 
 
@@ -73,7 +72,9 @@ def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run:
 
 
 def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
-    """Write a model card and the moving average of a run's newest checkpoint, which evaluations judge.
+    """Write a model card and the weights of a run's newest checkpoint that are its result.
+
+    They are what evaluations score (`OptimizerConfig.uses_average`).
 
     A LoRA run gives `pytorch_lora_weights.safetensors`, a run that trained all weights the whole
     transformer, and an embedded model its own folder.
@@ -98,10 +99,12 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             f"run {run_id!r} has no checkpoint yet; continue with `spotlight resume {run_id}`, then export it"
         )
     try:
-        state = load(checkpoint.blobs[_WEIGHTS])
+        steps = int(load(checkpoint.blobs["optimizer.safetensors"])["training_steps"][0])
+        averaged = config.optimizer.uses_average(steps)
+        state = load(checkpoint.blobs["average.safetensors" if averaged else "weights.safetensors"])
     except (KeyError, SafetensorError) as error:
         raise CheckpointError(
-            f"{checkpoint.path} has no readable {_WEIGHTS} ({error}); continue with `spotlight "
+            f"{checkpoint.path} has no readable weights ({error}); continue with `spotlight "
             f"resume {run_id}`, then export it"
         ) from error
     curve, result = held_out_curve(store, run_id), run_result(store, run_id)
@@ -117,6 +120,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             checkpoint.iteration,
             curve,
             objective=OBJECTIVES.find(config.algorithm.objective).title or config.algorithm.objective,
+            averaged=averaged,
             usage=usage,
             licence=licence_of(config.model),
             edits=family_of(config.model).source_size(config.model) is not None,

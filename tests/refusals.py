@@ -99,7 +99,7 @@ def _run(home: Path, status: RunStatus) -> None:
 
 def _checkpoint(home: Path) -> None:
     """A checkpoint of `finished` whose checksums hold, though nothing is in its files."""
-    CheckpointStore(Home(home).run("finished")).save(1, {"average.safetensors": b"x"}, {})
+    CheckpointStore(Home(home).run("finished")).save(1, {"optimizer.safetensors": b"x"}, {})
 
 
 def _weights(home: Path) -> None:
@@ -107,7 +107,11 @@ def _weights(home: Path) -> None:
     import numpy as np
     from safetensors.numpy import save
 
-    blobs = {"average.safetensors": save({"a": np.zeros(1, np.float32)})}
+    counts = {"training_steps": np.ones(1, np.int64)}
+    blobs = {
+        "average.safetensors": save({"a": np.zeros(1, np.float32)}),
+        "optimizer.safetensors": save(counts),
+    }
     CheckpointStore(Home(home).run("finished")).save(1, blobs, {})
 
 

@@ -129,14 +129,16 @@ class Trainers:
         digest = self.use_training_weights(version)
         return Weights(version, digest, self._share(self.ask_leader(Worker.weights)))
 
-    def publish_average(self, version: WeightsVersion) -> Weights:
+    def publish_average(self, version: WeightsVersion) -> Weights | None:
         """Make the trained weights' moving average available to the workers, under this version.
+
+        Returns None if the weights themselves are the run's result.
 
         Raises:
             RuntimeFailure: if a device is gone or hangs.
         """
         state = self.state(Worker.average_weights)
-        return Weights(version, weights_digest(state), self._share(state))
+        return None if state is None else Weights(version, weights_digest(state), self._share(state))
 
     def state(self, method: Callable[[Worker], R]) -> R:
         """Call a method that returns a state that trainers may have divided.

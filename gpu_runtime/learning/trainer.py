@@ -48,7 +48,7 @@ class MovingAverage:
     the untrained weights.
 
     Args:
-        decay: decay in [0, 1); 0 makes the average the weights themselves.
+        decay: decay in [0, 1); 0 makes the average the weights at its last update.
         interval: training steps between two updates.
     """
 
@@ -105,8 +105,10 @@ class Trainer:
         self._count = config.algorithm.gradient_shards
         self.begin()
 
-    def average_state(self) -> WeightState:
-        """Return the moving average of all trained weights."""
+    def average_state(self) -> WeightState | None:
+        """Return the moving average of all trained weights; None if they themselves are the run's result."""
+        if not self._config.optimizer.uses_average(self.average.training_steps):
+            return None
         return self.policy.full_state(self.average.state)
 
     def set_kl_weight(self, weight: float) -> None:
@@ -286,7 +288,7 @@ class Trainer:
         assert all("/" not in name for name in names)
         parts = {
             "weights": self.policy.state(),
-            "average": self.average_state(),
+            "average": self.policy.full_state(self.average.state),
             "optimizer": moments | counts,
         }
         for part, state in parts.items():

@@ -256,7 +256,7 @@ class Simulation:
         """Evaluate the weights after an iteration of each run that shares the devices."""
         config, runs = self._config, self._plan.runs
         images = held_out_prompts(config, iteration) * config.evaluation.images_per_prompt
-        averaged = config.optimizer.ema_decay > 0 and iteration > 0
+        averaged = config.optimizer.uses_average(iteration * config.algorithm.updates_per_iteration)
         for number in range(runs):
             version = WeightsVersion(runs * iteration + number, averaged)
             work = self._work(RequestKind.EVALUATE, version, images, config.sampling.evaluate_steps)

@@ -373,8 +373,11 @@ class DeviceWorker:
         """
         return self._model.encode_images([read_picture(one) for one in pictures]).cpu().numpy()
 
-    def average_weights(self) -> WeightState:
-        """Return the moving average of the trained weights, for trainers only; {} on all but the first."""
+    def average_weights(self) -> WeightState | None:
+        """Return the moving average of the trained weights, for trainers only; {} on all but the first.
+
+        None if the weights themselves are the run's result (`OptimizerConfig.uses_average`).
+        """
         if self._trainer is None:
             raise RuntimeFailure("this worker was not started as a trainer")
         with exchanging(self._training_group):

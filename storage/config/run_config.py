@@ -185,10 +185,18 @@ class OptimizerConfig(Section):
     """Maximum gradient norm."""
 
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the weights' moving average, which evaluation uses; 0 switches it off."""
+    """Decay of the weights' moving average, evaluated and exported; 0 uses the weights themselves."""
 
     ema_interval: int = Field(default=1, ge=1, le=LARGEST_COUNT)
-    """Training steps between two updates of the moving average."""
+    """Training steps between updates of the average; before the first, the weights are used."""
+
+    def uses_average(self, training_steps: int) -> bool:
+        """Return True if a run's result after so many training steps is the moving average.
+
+        Otherwise it is the weights themselves: an average without an update is the untouched model. The
+        result is what evaluations score and what `spotlight export` writes.
+        """
+        return self.ema_decay > 0 and training_steps >= self.ema_interval
 
 
 class RewardConfig(Section):

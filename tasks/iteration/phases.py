@@ -91,7 +91,7 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
 
 @task(task_run_name="evaluate {iteration}", persist_result=False)
 def evaluate(session: Session, iteration: int) -> Evaluation:
-    """Score held-out prompts with the moving average of the weights after an iteration.
+    """Score held-out prompts with the weights that are the run's result after an iteration.
 
     The first and the last evaluation use all of them, as does one that ended the run before it was extended;
     others use those common to every evaluation.

@@ -22,6 +22,9 @@ SECONDS = st.floats(0.001, 3.0)
 WAYS = st.sampled_from(
     [{}, {"seeds": True}, {"pushes": True}, {"runs": 2}, {"more_samples": 7.0}, {"pushes": True, "runs": 2}]
 )
+AVERAGES = st.fixed_dictionaries(
+    {"ema_decay": st.sampled_from([0.0, 0.9]), "ema_interval": st.sampled_from([1, 2, 3, 8])}
+)
 DRAWN = settings(max_examples=15, deadline=None)
 DEGREES = st.sampled_from([1, 2, 4])
 SHARED = {2: 0.6, 4: 0.4}
@@ -74,7 +77,7 @@ def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_byte
     prompts=st.integers(1, 9),
     every=st.integers(0, 3),
     iterations=st.integers(1, 4),
-    ema=st.sampled_from([0.0, 0.9]),
+    ema=AVERAGES,
     training=st.sampled_from([("batch", 1), ("group", 1), ("group", 2), ("none", 3)]),
     group=st.integers(2, 9),
     seconds=st.tuples(*[SECONDS] * 7),
@@ -84,7 +87,7 @@ def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
     prompts: int,
     every: int,
     iterations: int,
-    ema: float,
+    ema: dict[str, float],
     training: tuple[str, int],
     group: int,
     seconds: tuple[float, ...],
@@ -105,7 +108,7 @@ def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
         "advantage_std": training[0],
         "updates_per_iteration": min(training[1], prompts),
     }
-    config = small_config(iterations, every=every, optimizer={"ema_decay": ema}, algorithm=algorithm)
+    config = small_config(iterations, every=every, optimizer=ema, algorithm=algorithm)
     run = simulated(config, devices, times=times)
     assert run.wall == undisturbed(config, times, devices)
 
@@ -180,15 +183,16 @@ def test_with_groups_every_paid_moment_is_in_one_state_and_repeating_changes_not
     degrees=st.tuples(DEGREES, DEGREES),
     prompts=st.integers(1, 9),
     every=st.integers(0, 3),
-    ema=st.sampled_from([0.0, 0.9]),
+    ema=AVERAGES,
     seconds=st.tuples(*[SECONDS] * 5),
 )
 def test_without_losses_groups_and_the_formula_agree_to_the_tick(
-    groups: int, degrees: tuple[int, int], prompts: int, every: int, ema: float, seconds: tuple[float, ...]
-):
+    groups: int, degrees: tuple[int, int], prompts: int, every: int, ema: dict[str, float],
+    seconds: tuple[float, ...],
+):  # fmt: skip
     two, four, score, weights, regroup = seconds
     times = times_of({2: two, 4: four}, score=score, weights=weights, regroup=regroup)
     settings = dict(zip(("rollout", "evaluate"), degrees, strict=True))
-    config = small_config(3, prompts, every, optimizer={"ema_decay": ema}, sequence_parallel=settings)
+    config = small_config(3, prompts, every, optimizer=ema, sequence_parallel=settings)
     run = simulated(config, 4 * groups, times=times, instance_devices=4)
     assert run.wall == undisturbed(config, times, 4 * groups)

@@ -280,8 +280,9 @@ def undisturbed(
         trained = max(trained, all_judged) + later if later else trained
     iteration = trained + times.driver
     evaluations = [number for number in range(config.iterations + 1) if config.evaluates_after(number)]
-    # An evaluation uses the weights of the next rollout, so they are loaded once.
-    shared = 1 if config.optimizer.ema_decay > 0 else len(evaluations) - 1
+    # An evaluation without the average uses the weights of the next rollout, so they are loaded once.
+    updates = algorithm.updates_per_iteration
+    shared = sum(not config.optimizer.uses_average(number * updates) for number in evaluations[:-1])
     whole = times.start + times.opening + config.iterations * iteration - shared * times.weights
 
     def evaluated(iteration: int) -> int:

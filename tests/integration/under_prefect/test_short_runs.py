@@ -14,10 +14,11 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.pictures import read_frames
+from storage.pictures import picture_file, read_frames
 from storage.record.queries.devices import sequence_groups
 from storage.record.queries.runs import metric_curves
 from storage.record.run_store import RunStore
+from tasks.evaluation import evaluate_weights
 from tasks.export import export_run
 from tasks.inputs import refuse_changed_inputs
 from tasks.report import report_file
@@ -65,6 +66,26 @@ def test_a_run_from_another_one_s_export_begins_with_the_very_policy_and_trains_
     )
     with pytest.raises(ConfigurationError, match=r"model\.adapter = .*lora' \(SHA-256 .*, was "):
         refuse_changed_inputs(facts, again)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_before_an_average_begins_the_weights_are_scored_exported_and_scored_again(
+    home: Home, tmp_path: Path, decay: float
+):
+    run_id, lora = f"decay-{decay}", tmp_path / "lora"
+    config = adapted(f"optimizer.ema_decay={decay}", "optimizer.ema_interval=8")
+    post_train(config, run_id)
+    export_run(home, run_id, lora)
+    ended = evaluation(home, run_id, 2)
+    assert len(ended) == 8 and ended != evaluation(home, run_id, 0)
+    adapter = config.changed(model={"adapter": str(lora)})
+    for settings, of_run in ((config, run_id), (adapter, None)):
+        found = evaluate_weights.fn(home, settings, of_run).evaluation
+        again = [
+            (one.request.prompt_id, one.request.seed_index, score.value, picture_file(one.image_HWC))
+            for one, score in zip(found.samples, found.scores, strict=True)
+        ]
+        assert again == ended
 
 
 def test_a_run_on_pairs_of_a_file(home: Home, tmp_path: Path):

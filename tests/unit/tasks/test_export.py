@@ -34,14 +34,31 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home").ensure()
 
 
-def finished_run(home: Home, config: RunConfig) -> Policy:
-    """A run with one checkpoint, whose average are a policy's weights, moved as training would."""
+def finished_run(home: Home, config: RunConfig, steps: int = 8, result: str = "average") -> Policy:
+    """A run with one checkpoint, whose result are a policy's weights, moved as training would."""
     policy = Policy(load_model(config.model), config.adaptation, config.seed)
-    policy.load(perturbed(policy.state(), 0.1))
+    untouched = policy.state()
+    policy.load(perturbed(untouched, 0.1))
     RunStore(home).create_run("a-run", config, {"commit": "abc123", "digest model": "f" * 64}, os.getpid())
-    blobs = {"average.safetensors": save(policy.state())}
+    parts = {"average": untouched, "weights": untouched, result: policy.state()}
+    parts["optimizer"] = {"training_steps": np.array([steps], np.int64)}
+    blobs = {f"{part}.safetensors": save(state) for part, state in parts.items()}
     CheckpointStore(home.run("a-run")).save(2, blobs, {})
     return policy
+
+
+@pytest.mark.parametrize(
+    ("decay", "steps", "result"), [(0.0, 16, "weights"), (0.9, 7, "weights"), (0.9, 8, "average")]
+)
+def test_the_weights_that_evaluations_scored_are_exported(
+    home: Home, tmp_path: Path, decay: float, steps: int, result: str
+):
+    settings = {"optimizer": {"ema_decay": decay, "ema_interval": 8}}
+    policy = finished_run(home, RunConfig.model_validate(settings), steps, result)
+    export_run(home, "a-run", tmp_path / "whole")
+    assert torch.equal(velocity_of(EmbeddedModel.load(tmp_path / "whole")), velocity_of(policy.model))
+    card = (tmp_path / "whole/README.md").read_text("utf-8")
+    assert f"; the {'moving average' if result == 'average' else 'weights'} after iteration 2" in card
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

@@ -91,7 +91,7 @@ def _show_measure(row: DeltaGenerator, view: RunView, name: str, title: str) -> 
         else f"{100 * (now - before):+.0f} from {percent(before)}",
         delta_color="normal" if now != before else "off",
         delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX, height="stretch",
-        help="Mean over each evaluation's held-out prompts, using the weights' moving average.",
+        help="Mean over each evaluation's held-out prompts, by the weights that `spotlight export` writes.",
     )  # fmt: skip
 
 

@@ -382,6 +382,23 @@ def test_only_every_interval_moves_the_average() -> None:
     assert average.training_steps == 3
 
 
+@pytest.mark.parametrize(("decay", "begins"), [(0.0, None), (0.9, 3)])
+def test_weights_themselves_are_the_result_until_the_average_begins(decay: float, begins: int | None) -> None:
+    settings = config(optimizer={"ema_decay": decay, "ema_interval": 3})
+    run = TinyRun(settings)
+    for step in range(5):
+        state = run.trainer.average_state()
+        if begins is None or step < begins:
+            assert state is None
+        else:
+            assert state is not None
+            assert weights_digest(state) == weights_digest(run.trainer.average.state)
+        run.trainer.train(run.rollout(step + 1))
+        resumed = TinyRun(settings)
+        resumed.trainer.restore(run.trainer.blobs())
+        run = resumed
+
+
 def test_average_shares_no_memory_with_what_it_was_given() -> None:
     start, loaded = weights(1), weights(2)
     average = MovingAverage(start, decay=0.5, interval=1)

@@ -118,6 +118,11 @@ def test_the_presets_are_the_ones_we_promise():
         assert len(preset.summary) > 20, preset.name
 
 
+@pytest.mark.parametrize("name", [*FAMILY_NAMES, *FEW_NAMES, *WITHOUT_TASK, *CHEAPER])
+def test_a_large_model_has_half_an_hour_to_be_read_or_copied(name: str):
+    assert load_config(name, [], {}).runtime.start_timeout_s == 1800
+
+
 def put_over(settings: dict[str, Any], file: Path) -> None:
     """Change settings by a preset or a base, after those that it extends; none repeats what is there."""
     written = tomllib.loads(file.read_text(encoding="utf-8"))

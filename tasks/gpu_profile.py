@@ -113,10 +113,20 @@ class GpuDayResult(BaseModel):
         return tiny
 
     @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of the stages on Qwen-Image, such as the rank of its adapters."""
+        return {k: v for name in _STAGES for k, v in self.by_stage.get(name, _Stage()).figures.items()}
+
+    @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
         """Each measurement on Qwen-Image; one without a result gives the reason."""
         stages = (self.by_stage.get(name, _Stage()) for name in _STAGES)
         return {name: part for stage in stages for name, part in stage.figures.get("parts", {}).items()}
+
+    def has_steps(self, model: ModelConfig) -> bool:
+        """Return True if a pass of this model was timed at its size, compiled where it is."""
+        height, width = model.size
+        return model.family == _FAMILY and height == width and bool(self.steps(width, model.compile))
 
     def seconds(self, part: str, name: str) -> float | None:
         """Return a time of a part; None if it was not measured."""
@@ -306,21 +316,29 @@ def _assumed(model: PublishedModel, adapters: float) -> dict[str, Any]:
     }
 
 
+def read_gpu_result(path: Path) -> GpuDayResult:
+    """Read a result of `benchmarks.gpu_day`.
+
+    Raises:
+        ConfigurationError: the file is not a result, or is from a rehearsal.
+    """
+    return read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
+
+
 def gpu_profile(path: Path, config: RunConfig) -> Profile:
     """Return the profile of a run on the GPU of a measured result.
 
     Raises:
         ConfigurationError: the file is not a result, is from a rehearsal, or lacks this model and size.
     """
-    result = read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
-    model = config.model
+    result, model = read_gpu_result(path), config.model
     height, size = model.size
     if model.family != _FAMILY or size != height:
         raise ConfigurationError(
             f"GPU result {path} is for {_FAMILY} at square sizes, but the run has {model.family} at "
             f"{size}x{height}; name a profile for that"
         )
-    if not result.steps(size, model.compile):
+    if not result.has_steps(model):
         compiled = " with compiled blocks" if model.compile else ""
         raise ConfigurationError(
             f"GPU result {path} has no step_s at {size}x{size}{compiled}; measure it again"
@@ -332,22 +350,28 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
     """Return the counted profile of a result's GPU, with measured values replacing counted ones.
 
     A denoising step, a sample's training and decoding are measured if the result has them; with guidance,
-    each step is two passes, so it counts twice. A step shared by devices keeps its evidence and its
-    speed-up over an unshared step. All other values stay as counted; an unknown GPU uses those of an H100.
+    each step is two passes, so it counts twice, and training counts by rows. Where a pass or a row computes
+    more or less than the measured one, its time is scaled by the counted operations. A step shared by devices
+    keeps its evidence and its speed-up over an unshared step. All other values stay as counted; an unknown
+    GPU uses those of an H100.
     """
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
     size, passes = config.model.size[1], counted_model(config.model, config.adaptation).passes(config.model)
+    of_pass, of_row = _more_operations(result, config)
     found = result.steps(size, config.model.compile)
     # A small batch, which could be padded, takes no longer than a large one; single timings may disagree.
     found = {batch: min(found[other] for other in found if other >= batch) for batch in found}
-    alone = tuple(StepTime(batch=batch, seconds=passes * step_s) for batch, step_s in sorted(found.items()))
+    alone = tuple(
+        StepTime(batch=batch, seconds=passes * of_pass * step_s) for batch, step_s in sorted(found.items())
+    )
     about = {
         "summary": f"Qwen-Image's transformer at {size}x{size} on {result.device}, measured {result.date}; "
         "unmeasured values are counted or assumed",
         "device": result.device,
         "steps": alone,
     }
-    measured = counted.model_copy(update={**about, **_quantities(result, config, size, passes)})
+    quantities = _quantities(result, config, passes, of_pass, of_row)
+    measured = counted.model_copy(update={**about, **quantities})
     shared = []
     for step in counted.steps:
         if step.degree > 1:
@@ -357,25 +381,51 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
     return measured.model_copy(update={"steps": (*alone, *shared)})
 
 
-def _quantities(result: GpuDayResult, config: RunConfig, size: int, passes: int) -> dict[str, Quantity]:
+def _more_operations(result: GpuDayResult, config: RunConfig) -> tuple[float, float]:
+    """Return the operations of a run's pass and trained row, as multiples of the measured ones.
+
+    The benchmark recomputes activations in training, takes no pass of a reference, and adapts the
+    feed-forward, too.
+    """
+    model, adaptation = counted_model(config.model, config.adaptation), config.adaptation
+    image, text = model.tokens(config.model)
+    measured = result.figures
+
+    def operations(text: int, rank: int, feed_forward: bool, forwards: int) -> tuple[float, float]:
+        one = model.architecture.operations(image, text, rank, feed_forward)
+        forward = one.forward + one.adapters
+        return forward, forwards * forward + one.backward
+
+    forwards = 1 + adaptation.gradient_checkpointing + passes_reference(config.algorithm)
+    mine = operations(text, adaptation.rank, adaptation.adapts_feed_forward, forwards)
+    timed = operations(measured.get("text_length", text), measured.get("rank", adaptation.rank), True, 2)
+    return mine[0] / timed[0], mine[1] / timed[1]
+
+
+def _quantities(
+    result: GpuDayResult, config: RunConfig, passes: int, of_pass: float, of_row: float
+) -> dict[str, Quantity]:
     """Return the measured values other than step times, by the names of a profile."""
+    size = config.model.size[1]
     name = f"_{size}{'_compiled' if config.model.compile else ''}"
 
     def measured(value: float, part: str) -> Quantity:
         source = f"benchmarks.gpu_day, {part}, on {result.device}, {result.date}"
         return Quantity(value=value, evidence="measured", source=source)
 
-    def in_passes(value: float, part: str) -> Quantity:
-        found = measured(value * passes, part)
-        twice = ", counted twice for guidance" if passes > 1 else ""
-        return found.model_copy(update={"source": f"{found.source}{twice}", "uncertainty": _HOSTS})
+    def scaled(value: float, part: str, more: float) -> Quantity:
+        found = measured(value, part)
+        source = f"{found.source}{', counted twice for guidance' if passes > 1 else ''}"
+        if more != 1:
+            source = f"{source}, times {more:.3g} for the operations of these settings"
+        evidence = "measured" if more == 1 else "scaled"
+        return found.model_copy(update={"source": source, "uncertainty": _HOSTS, "evidence": evidence})
 
-    found = {"step": in_passes(1.0, f"step{name}").model_copy(update={"value": 1.0})}
+    found = {"step": scaled(1.0, f"step{name}", of_pass)}
     train_s, rows = (result.seconds(f"train{name}", each) for each in ("train_s", "rows"))
-    if train_s and rows and not passes_reference(config.algorithm):  # the reference's pass is unmeasured
-        found["train_sample_s"] = in_passes(
-            train_s / rows * rows_of_sample(config.sampling, config.algorithm), f"train{name}"
-        )
+    if train_s and rows:
+        trained = passes * of_row * rows_of_sample(config.sampling, config.algorithm)
+        found["train_sample_s"] = scaled(train_s / rows * trained, f"train{name}", of_row)
     if decode_s := result.seconds(f"decode_{size}", "decode_s_an_image"):
         found["decode_s"] = measured(decode_s, f"decode_{size}")
     return found

@@ -23,6 +23,8 @@ from tasks.gpu_profile import (
     gpu_of_device,
     gpu_profile,
     is_gpu_result,
+    measured_profile,
+    read_gpu_result,
 )
 from tasks.recorded_profile import recorded_profile
 
@@ -40,7 +42,8 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
     Args:
         name: name of a profile that ships with the project, a kind of GPU, a .json file (a profile, or a
             result of `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and
-            size, or else that of an H100.
+            size, or else that of an H100. Shipped results are scaled to the settings; where they do not
+            fit, times are counted.
         spot: the same for spot devices of another kind; None for the same kind.
 
     Raises:
@@ -58,24 +61,27 @@ def stand_in_in_words(profile: Profile) -> str:
 
 
 def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
-    if name is not None and name.endswith(".json"):
-        return gpu_profile(Path(name), config) if is_gpu_result(Path(name)) else read_profile(Path(name))
-    carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
-    own = [profile for profile in carried if config.model.key in profile.models]
-    if name is None and own:
-        return own[0]
+    shipped = {path.stem: path for path in sorted(PROFILES.glob("*.json"))}
+    if name is not None and (name in shipped or name.endswith(".json")):
+        path = shipped.get(name, Path(name))
+        return gpu_profile(path, config) if is_gpu_result(path) else read_profile(path)
+    results = [read_gpu_result(path) for path in shipped.values() if is_gpu_result(path)]
+    carried = [read_profile(path) for path in shipped.values() if not is_gpu_result(path)]
+    own = (profile for profile in carried if config.model.key in profile.models)
+    if name is None and (found := next(own, None)) is not None:
+        return found
     if (gpu := find_gpu(name or DEFAULT_GPU)) is not None:
-        # Kept measurements on such a GPU replace counted values.
-        measured = (profile for profile in own if gpu_of_device(profile.device) == gpu)
-        return next(measured, None) or counted_profile(config, gpu)
-    for profile in carried:
-        if profile.name == name:
-            return profile
+        # Kept measurements on such a GPU, scaled to the run's settings, replace counted values.
+        measured = (
+            one for one in results if gpu_of_device(one.device) == gpu and one.has_steps(config.model)
+        )
+        found = next(measured, None)
+        return counted_profile(config, gpu) if found is None else measured_profile(found, config)
     assert name is not None, "the default GPU is counted"
     try:
         return recorded_profile(home, name)
     except RunNotFoundError as error:
-        names = ", ".join([*(gpu.name for gpu in GPUS), *(profile.name for profile in carried)])
+        names = ", ".join([*(gpu.name for gpu in GPUS), *shipped])
         raise ConfigurationError(
             f"{option} {quoted(name)} is not a GPU or profile ({names}), a .json file or a run"
         ) from error

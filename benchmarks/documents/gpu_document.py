@@ -1,4 +1,4 @@
-"""The documents' text on the kept result of `benchmarks.gpu_day`, and the profiles derived from it.
+"""The documents' text on the kept result of `benchmarks.gpu_day`, and the times from it that ship.
 
 Everything is generated from the figures; without a result, the documents say so.
 """
@@ -6,12 +6,12 @@ Everything is generated from the figures; without a result, the documents say so
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from storage.config.loading import load_config
-from tasks.gpu_profile import GpuDayResult, gpu_of_device, measured_profile
+from tasks.gpu_profile import GpuDayResult, gpu_of_device
 
 Result = Mapping[str, Any]
 
@@ -44,6 +44,10 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
 
 _STEPS = {"step": "denoising step of eight images", "train": "training step of eight samples"}
 _SIZES = (512, 1280)
+
+_SHIPPED = re.compile(r"(step_\d+_(b\d+|compiled)|train_\d+(_compiled)?|decode_\d+)$")
+_TIMES = ("step_s", "batch", "train_s", "rows", "decode_s_an_image")
+"""The parts of the result, and their figures, from which profiles are scaled."""
 
 
 def section(result: Result | None) -> str:
@@ -107,25 +111,26 @@ def _figures(result: Result) -> dict[str, Any]:
 
 
 def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
-    """Return the measured GPU's profiles, one per size with a timed step; none without a result.
+    """Return the times that ship with the project: the result's parts from which profiles are scaled.
 
     Args:
-        result: the kept result.
+        result: the kept result; without a timed step, nothing ships.
         folder: folder of the shipped profiles.
     """
-    found: dict[Path, str] = {}
     if not _has_gpu_figures(result):
-        return found
+        return {}
     read = GpuDayResult.model_validate(result)
-    if (gpu := gpu_of_device(read.device)) is None:
-        return found
-    for size in filter(read.steps, _SIZES):
-        config = load_config(f"qwen-image-ocr-{size}", [], {})
-        profile = measured_profile(read, config)
-        name = f"{config.model.key.replace(' ', '-')}-{gpu.name.lower()}"
-        values = profile.model_copy(update={"name": name}).model_dump(mode="json", exclude_none=True)
-        found[folder / f"{name}.json"] = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    return found
+    gpu, parts = gpu_of_device(read.device), {}
+    for name, part in read.parts.items():
+        times = {figure: part[figure] for figure in _TIMES if figure in part}
+        if times and _SHIPPED.match(name):
+            parts[name] = times
+    if gpu is None or not any(read.steps(size) for size in _SIZES):
+        return {}
+    about = {name: read.figures[name] for name in ("text_length", "rank") if name in read.figures}
+    stages = {"qwen_image": {"figures": {**about, "parts": parts}}}
+    shipped = {"device": read.device, "date": read.date, "by_stage": stages}
+    return {folder / f"qwen-image-{gpu.name.lower()}.json": json.dumps(shipped, indent=2) + "\n"}
 
 
 def _limits(figures: Mapping[str, Any]) -> list[str]:

@@ -29,9 +29,9 @@ from storage.errors import ConfigurationError
 from storage.record.records import Market
 from storage.text import read_json_model
 
-Evidence = Literal["measured", "published", "counted", "modelled"]
-"""`measured` on the named device, `published` in the named document, `counted` from operations and bytes with
-a stated range, or `modelled`."""
+Evidence = Literal["measured", "scaled", "published", "counted", "modelled"]
+"""`measured` on the named device, `scaled` from that by counted operations, `published` in the named
+document, `counted` from operations and bytes with a stated range, or `modelled`."""
 
 RANGE_DEVIATIONS = 1.645
 """Standard deviations from a figure to either end of its range: nine of ten draws lie between the ends."""
@@ -316,10 +316,13 @@ class Profile(_Part):
         return "counted" in self.evidence or (self.spot is not None and self.spot.is_counted)
 
     def has_measured_steps(self, shared: bool) -> bool:
-        """Return True if steps were measured, on both kinds of devices; if `shared`, those of groups too."""
+        """Return True if steps were measured, on both kinds of devices; if `shared`, those of groups too.
+
+        They may be scaled from measured ones.
+        """
         of_groups = all(step.evidence in (None, "measured") for step in self.steps)
         spot = self.spot is None or self.spot.has_measured_steps(shared)
-        return self.step.evidence == "measured" and (of_groups or not shared) and spot
+        return self.step.evidence in ("measured", "scaled") and (of_groups or not shared) and spot
 
     def evidence_of_runs(self, shared: bool) -> Literal["modelled", "counted"]:
         """Return `counted` for runs that are simulated from counted times, unless steps were measured."""
@@ -328,7 +331,12 @@ class Profile(_Part):
     def runs_in_words(self, shared: bool) -> str:
         """Return the basis of simulated runs' figures, to end a sentence about them."""
         if self.has_measured_steps(shared):
-            return "simulated from measured steps"
+            training = self.train_sample_s.evidence
+            steps = (
+                "measured steps" if self.step.evidence == "measured" else "steps scaled from measured ones"
+            )
+            more = "" if training == self.step.evidence else f" and {training} training"
+            return f"simulated from {steps}{more}"
         return f"{self.evidence_of_runs(shared)} and not measured"
 
     def counted_ranges(self, batch: int) -> dict[str, dict[str, float]]:

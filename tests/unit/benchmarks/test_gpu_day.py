@@ -29,12 +29,12 @@ from benchmarks.gpu.profiled_model import TARGETS
 from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
 from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.simulator.profile import read_profile
 from storage.config.loading import load_config
 from storage.config.run_config import AdaptationConfig
 from storage.home import Home
 from storage.record.records import StateInterval
 from tasks import profiles as named_profiles
+from tasks.gpu_profile import GpuDayResult, measured_profile
 from tasks.profiles import PROFILES, find_profile
 from ui.elements.palette import STATE_COLOURS
 
@@ -307,18 +307,19 @@ def test_measured_figures_replace_counted_ones_in_the_profiles_of_that_gpu(
         "train_512": {"train_s": 8.0, "rows": 16}, "decode_512": {"decode_s_an_image": 0.03},
     }  # fmt: skip
     result = kept(qwen_image={"status": "done", "figures": {"parts": parts}})
-    assert [path.name for path in profiles(result, tmp_path)] == ["qwen-image-512x512-h100.json"]
-    parts["step_1280_b1"] = {"step_s": 0.3, "batch": 1}
+    parts["step_1280_b1"] = {"step_s": 0.3, "batch": 1, "mfu": 0.3}
+    parts["rollout_512"] = {"rollout_s": 5.0}
     written = profiles(result, tmp_path)
-    assert [path.name for path in written] == [f"qwen-image-{size}x{size}-h100.json" for size in (512, 1280)]
-    for path, text in written.items():
-        path.write_text(text)
+    [(path, text)] = written.items()
+    assert path.name == "qwen-image-h100.json" and "mfu" not in text and "rollout" not in text
+    path.write_text(text)
     config = load_config("qwen-image-ocr-512", [], {})
     counted, other = (find_profile(Home(tmp_path), config, gpu) for gpu in ("H100", "A100"))
     monkeypatch.setattr(named_profiles, "PROFILES", tmp_path)
     assert find_profile(Home(tmp_path), config, "A100") == other, "which was not measured"
     after = find_profile(Home(tmp_path), config, "H100")
-    assert after == find_profile(Home(tmp_path), config, None) == read_profile(next(iter(written)))
+    assert after == find_profile(Home(tmp_path), config, None)
+    assert after == measured_profile(GpuDayResult.model_validate(result), config)
     assert set(after.evidence["measured"]) == {"step", "decode_s", "train_sample_s"}
     assert (after.step_s(8), after.step_s(1)) == pytest.approx((0.8, 0.14))  # guidance: two passes
     assert after.train_sample_s.value == pytest.approx(2 * 8 / 16 * 2)

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpu_runtime.models.checks.sizing import device_memory
 from gpu_runtime.models.published import counted_families, published_model
-from gpu_runtime.simulator.profile import Quantity
+from gpu_runtime.simulator.profile import Profile, Quantity
 from storage.config.loading import load_config
 from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
@@ -281,6 +281,83 @@ def test_work_follows_the_settings():
     assert seconds("algorithm.kl_weight=0.1")["train_sample_s"] > 1.2 * plain["train_sample_s"]
     shared = counted_profile(load_config("qwen-image-ocr-512", [], {}), named_gpu("rtx 4090"))
     assert shared.degrees == (1,), "no links"
+
+
+def shipped(*changes: str, preset: str = "qwen-image-ocr-512") -> Profile:
+    """The profile that is taken where none is named, which was measured on an H100."""
+    return find_profile(Home(Path("nowhere")), load_config(preset, list(changes), {}), None)
+
+
+NFT = ("algorithm.objective=nft", "algorithm.options={}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "training", "evidence"),
+    [
+        (("model.guidance=1",), 0.5, 0.5, ("measured", "measured")),
+        (("sampling.window_size=5",), 1, 2.5, ("measured", "measured")),
+        (NFT, 1, 2.5, ("measured", "measured")),
+        (("algorithm.objective=nft", "algorithm.options={times = 20}"), 1, 10, ("measured", "measured")),
+        (("algorithm.kl_weight=0.04",), 1, None, ("measured", "scaled")),
+        (("adaptation.gradient_checkpointing=false",), 1, None, ("measured", "scaled")),
+        (("model.text_length=512",), None, None, ("scaled", "scaled")),
+        (("model.compile=true",), 0.365 / 0.570, None, ("measured", "counted")),
+        (("model.height=768", "model.width=768"), None, None, ("counted", "counted")),
+    ],
+)
+def test_shipped_measurements_follow_the_settings(
+    changes: tuple[str, ...], step: float | None, training: float | None, evidence: tuple[str, str]
+):
+    """A measured time counts by passes and rows; other work scales it as it does the counted one."""
+    plain, found = shipped(), shipped(*changes)
+    counted, other = (
+        counted_profile(load_config("qwen-image-ocr-512", list(each), {}), H100) for each in ((), changes)
+    )
+    assert (plain.step.evidence, plain.train_sample_s.evidence) == ("measured", "measured")
+    assert (found.step.evidence, found.train_sample_s.evidence) == evidence
+    if "counted" in evidence:
+        assert found.train_sample_s == other.train_sample_s
+    else:
+        more = other.train_sample_s.value / counted.train_sample_s.value if training is None else training
+        # The count has moved bytes as well.
+        assert found.train_sample_s.value / plain.train_sample_s.value == pytest.approx(more, rel=0.02)
+    if evidence[0] == "counted":
+        assert found == other
+    else:
+        more = other.step_s(8) / counted.step_s(8) if step is None else step
+        assert found.step_s(8) / plain.step_s(8) == pytest.approx(more, rel=0.02)
+
+
+def test_a_shipped_measurement_is_named_by_its_file_and_refused_where_it_does_not_fit():
+    def named(*changes: str) -> Profile:
+        config = load_config("qwen-image-ocr-512", list(changes), {})
+        return find_profile(Home(Path("nowhere")), config, "qwen-image-h100")
+
+    assert named("sampling.window_size=5").train_sample_s == shipped("sampling.window_size=5").train_sample_s
+    for changes, said in {
+        ("model.height=768", "model.width=768"): r"qwen-image-h100.json has no step_s at 768x768; measure",
+        ("model.height=768",): r"is for qwen-image at square sizes, but the run has qwen-image at 512x768",
+    }.items():
+        with pytest.raises(ConfigurationError, match=said):
+            named(*changes)
+
+
+def test_a_run_that_does_more_is_dearer_and_what_its_price_rests_on_is_said():
+    def usd(*more: str, preset: str = "qwen-image-ocr-512") -> tuple[float, str]:
+        run = ("--preset", preset, "--iterations", "3", "--reserved", "2", "--spot", "0", *more)
+        answer = answered(*run, "--trainers", "2", "--policies", "reserved", "--windows", "1")
+        return answer["policies"][0]["usd"]["median"], answer["answer"].partition("spot devices, ")[2]
+
+    nft = ("--set", "algorithm.objective=nft", "--set", "algorithm.options={}")
+    unguided = usd(preset="qwen-image-ocr-512-unguided")
+    plain, reference = usd(), usd("--set", "algorithm.kl_weight=0.04")
+    window, objective = usd("--set", "sampling.window_size=5"), usd(*nft)
+    assert unguided[0] < 0.7 * plain[0] and plain[0] < reference[0] < window[0]
+    assert objective[0] == window[0], "both train on five rows of a sample"
+    assert plain[1] == unguided[1] == window[1] == "simulated from measured steps."
+    assert reference[1] == "simulated from measured steps and scaled training."
+    assert usd("--set", "model.compile=true")[1] == "simulated from measured steps and counted training."
+    assert usd("--set", "model.text_length=256")[1] == "simulated from steps scaled from measured ones."
 
 
 @pytest.mark.parametrize("preset", ["sd3.5-ocr-512", "flux-geneval-1280", "z-image-ocr-512"])

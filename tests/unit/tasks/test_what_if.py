@@ -33,6 +33,7 @@ from storage.environment import SIMULATED
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunRow, RunStore
+from tasks.gpu_profile import gpu_of_device, is_gpu_result, read_gpu_result
 from tasks.market_question import market_of, offer_of, prices_in_words
 from tasks.profiles import CURVES, PROFILES, find_profile
 from tasks.recorded_profile import _score_s, recorded_profile
@@ -517,7 +518,11 @@ def test_what_is_not_known_widens_the_answer():
 
 def test_every_carried_profile_is_read_and_named_after_its_file():
     models: list[str] = []
-    for path in PROFILES.glob("*.json"):
+    results = [path for path in PROFILES.glob("*.json") if is_gpu_result(path)]
+    for path in results:
+        gpu = gpu_of_device(read_gpu_result(path).device)
+        assert gpu is not None and path.stem.endswith(gpu.name.lower())
+    for path in set(PROFILES.glob("*.json")).difference(results):
         profile = read_profile(path)
         models += profile.models
         assert profile.name == path.stem and profile.device

@@ -11,12 +11,13 @@ from gpu_runtime.models.checks.sizing import DeviceMemory as DeviceMemory
 from gpu_runtime.models.checks.sizing import device_memory
 from gpu_runtime.models.published import published_model
 from gpu_runtime.models.registry import family_of
-from gpu_runtime.simulator.comparison.what_if import KINDS, Spread, undisturbed
-from gpu_runtime.simulator.profile import HighEnd, LowEnd, Profile
+from gpu_runtime.simulator.comparison.what_if import KINDS, Spread, drawn_times, undisturbed
+from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
+from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import Home
 from tasks.gpu_profile import Gpu, counted_model
@@ -25,6 +26,9 @@ from tasks.profiles import find_profile
 
 _DEVICES = (1, 4, 8)
 """Numbers of devices to compare if the settings leave it to the cluster."""
+
+_FUTURES = WhatIfQuestion.model_fields["windows"].default
+"""Draws of the profile."""
 
 _SMALL = 2 * GIB
 """Largest size of a model's files for running on a CPU."""
@@ -74,10 +78,10 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
         no_price = str(error)
     reserved, times = config.runtime.reserved_workers, []
     for devices in [reserved] if isinstance(reserved, int) else _DEVICES:
-        batch, scorers = config.sampling.batch_size, config.runtime.scorer_workers
-        drawn = (profile.times(batch, scorers, devices, end) for end in (None, LowEnd(), HighEnd()))
+        # The futures of `what-if`, so both give one answer.
+        drawn = (drawn_times(config, profile, devices, future) for future in range(_FUTURES))
         ticks = (undisturbed(config, each, devices, dict.fromkeys(KINDS, 1)) for each in drawn)
-        hours = Spread(*(each / TICKS_PER_S / 3600 for each in ticks))
+        hours = Spread.of([each / TICKS_PER_S / 3600 for each in ticks])
         usd = Spread(*(devices * usd_per_hour * each for each in (hours.median, hours.low, hours.high)))
         times.append((devices, hours, None if no_price else usd))
     memory = device_memory(config, model, keeps_reference(config.algorithm, config.evaluation))

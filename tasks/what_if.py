@@ -65,8 +65,8 @@ MOST_DRAWN = 50_000
 class Simulation:
     """A workload with its times, devices and spot market, to be simulated under policies.
 
-    Futures are windows of the trace, each with a draw of the profile. All reserved devices train unless the
-    settings say otherwise. Missing prices come from the named GPUs or the price book.
+    Futures are windows of the trace, each with a draw of the profile. As many devices train as in a live run
+    with these settings. Missing prices come from the named GPUs or the price book.
 
     Raises:
         ConfigurationError: the question cannot be simulated, or a name is unknown.
@@ -81,9 +81,6 @@ class Simulation:
             kind, _, spot_kind = gpu.partition(",")
             profile, spot_profile = named_gpu(kind).name, named_gpu(spot_kind).name if spot_kind else None
         config = with_prices(config)
-        # If devices share samples, one trains, as in a live run.
-        if "trainer_workers" not in config.runtime.model_fields_set and config.sequence_parallel.largest == 1:
-            config = config.changed(runtime={"trainer_workers": config.runtime.least_reserved})
         reserved, spot = (find_gpu(name or "") for name in (profile, spot_profile))
         if reserved is not None or spot is not None:
             kind = DEFAULT_GPU if reserved is None else reserved.name
@@ -98,8 +95,14 @@ class Simulation:
 
     def answer(self, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Return the answer of `spotlight what-if --json`; call `on_run` after each of `runs_of` runs."""
-        market = market_in_words(self.asked.market, self._question)
-        return WhatIf(self.asked.answers(policies, on_run), self.asked, market, self._curves).to_json()
+        asked, market = self.asked, market_in_words(self.asked.market, self._question)
+        answers, all_train = asked.answers(policies, on_run), None
+        best = next((answer.policy for answer in answers if answer.best), None)
+        alone = asked.config.sequence_parallel.largest == 1
+        if best is not None and alone and asked.offer.trainers < asked.offer.reserved:
+            offer = replace(asked.offer, trainers=asked.offer.reserved)
+            [all_train] = replace(asked, offer=offer).answers([best])
+        return WhatIf(answers, asked, market, self._curves, all_train).to_json()
 
     def spot_for(self, hours: float) -> dict[str, Any]:
         """Find the fewest spot devices with which a run without exploration ends within so many hours.
@@ -270,8 +273,7 @@ def record_run(
     Args:
         about: basis of the simulation, as text.
     """
-    strategy = "plain" if policy.arm == "larger_batch" else policy.arm
-    config = config.changed(exploration={"strategy": strategy, "options": {}})
+    config = config.changed(exploration={"strategy": policy.strategy, "options": {}})
     config = config.model_copy(update={"name": f"simulated-{policy.name}"})
     facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}"}
     began = now() - run.wall_s

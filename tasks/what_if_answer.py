@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
@@ -23,10 +23,10 @@ from gpu_runtime.simulator.comparison.what_if import (
     PolicyAnswer,
     Spread,
     better_but_simulated,
-    undisturbed,
 )
+from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile
-from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.config.run_config import RunConfig
 from tasks.market_question import prices_in_words, serving_in_words
 
 _WORTH_SAYING = 0.95
@@ -40,12 +40,14 @@ class WhatIf:
     Attributes:
         market: arrivals and losses of spot instances, as text.
         curves: learning curves (iterations that a score takes); None if unknown.
+        all_train: the recommended policy's answer if all reserved devices trained; None if they do or cannot.
     """
 
     answers: Sequence[PolicyAnswer]
     asked: Comparison
     market: str
     curves: LearningCurves | None = None
+    all_train: PolicyAnswer | None = None
 
     @property
     def model(self) -> str:
@@ -144,7 +146,7 @@ def goal_answer(hours: float, tried: Mapping[int, PolicyAnswer], asked: Comparis
         "modelled": True,
         "evidence": asked.profile.evidence_of_runs(shared),
         "answer": f"{said}; medians, lowest and highest of the futures, {in_words}.",
-        "basis": [f"prices: {prices}", *profile_in_words(asked.profile)],
+        "basis": [paid_in_words(asked.offer), *profile_in_words(asked.profile)],
         "goal": {"hours": hours, "spot": found and found["spot"], "tried": rows, "prices": prices},
     }
 
@@ -183,7 +185,6 @@ def number(value: float, digits: int) -> str:
 
 def basis(result: WhatIf) -> list[str]:
     """Return an answer's basis: prices, market, sharing, the profile's evidence and the curves."""
-    offer, trainers = result.asked.offer, result.asked.offer.trainers
     curves = curves_in_words(result.curves, result.model)
     shared, sharing = [], dict(result.sharing)
     if sharing:
@@ -192,7 +193,7 @@ def basis(result: WhatIf) -> list[str]:
         degrees = ", ".join(f"{kind} {degree}" for kind, degree in sharing.items())
         shared = [f"devices that share a sample: {degrees}; {where}"]
     return [
-        f"prices: {prices_in_words(offer)}; {trainers} of the reserved devices train{'s' * (trainers == 1)}",
+        paid_in_words(result.asked.offer),
         f"spot: {result.market}",
         *shared,
         *([result.serving] if result.serving else []),
@@ -200,6 +201,14 @@ def basis(result: WhatIf) -> list[str]:
         "All policies do the same iterations; only figures about a score show what they learn.",
         *([curves] if curves else []),
     ]
+
+
+def paid_in_words(offer: FleetPlan) -> str:
+    """Describe the prices of devices, and how many of them train."""
+    trainers = offer.trainers
+    return (
+        f"prices: {prices_in_words(offer)}; {trainers} of the reserved devices train{'s' * (trainers == 1)}"
+    )
 
 
 def profile_in_words(profile: Profile, called: str = "profile") -> list[str]:
@@ -231,7 +240,7 @@ def counted_in_words(result: WhatIf) -> str:
 def conclusions(result: WhatIf) -> list[str]:
     """Return better alternatives, and when spot devices and exploration pay off."""
     found = _only_simulated_in_words(result)
-    found += _few_trainers_in_words(result.asked)
+    found += _few_trainers_in_words(result)
     even, worth = break_even_of(result.answers), result.exploration
     if even is not None:
         offered = discount_of(result.answers)
@@ -279,24 +288,43 @@ def curves_in_words(curves: LearningCurves | None, model: str) -> str:
     return f"curves {curves.name}: {curves.summary} ({curves.source}){other and ', '}{other}"
 
 
-def _few_trainers_in_words(asked: Comparison) -> list[str]:
-    """Describe the saving without spot devices if all reserved devices trained."""
-    config, offer, devices = asked.config, asked.offer, asked.offer.reserved
-    if offer.trainers == devices or config.sequence_parallel.largest > 1:
+def _few_trainers_in_words(result: WhatIf) -> list[str]:
+    """Describe what the best policy saves if all reserved devices train, and the settings of such a run."""
+    best, more, offer = result.best, result.all_train, result.asked.offer
+    if best is None or more is None:
         return []
-    sampling, scorers = config.sampling, config.runtime.scorer_workers
-    few_s, all_s = (
-        undisturbed(config, asked.profile.times(sampling.batch_size, scorers, trainers), devices)
-        / TICKS_PER_S
-        for trainers in (offer.trainers, devices)
-    )
-    share = all_s / few_s
-    if share > _WORTH_SAYING:
+    if more.figures["usd"].median > _WORTH_SAYING * best.figures["usd"].median:
         return []
+    fleet = best.policy.plan(replace(offer, trainers=offer.reserved), 0.0).fleet
+    config, strategy = result.asked.config, best.policy.strategy
+    settings: dict[str, object] = {
+        "runtime.reserved_workers": fleet.reserved,
+        "runtime.spot_workers": fleet.spot,
+    }
+    if config.exploration.strategy != strategy:
+        settings["exploration.strategy"] = strategy
+    few = f"{offer.trainers} of {offer.reserved} reserved devices train{'s' * (offer.trainers == 1)}"
+    flags = f"{_as_flags(settings)} {train_together(config, fleet.trainers)}"
     return [
-        f"{offer.trainers} of {devices} reserved devices train{'s' * (offer.trainers == 1)}. Without spot "
-        f"devices, a run takes {share:.0%} of its time and dollars if all of them do (--trainers {devices})."
+        f"{few}. If all of them do (--trainers {offer.reserved}), {best.policy.name} takes "
+        f"{run_in_words(more.to_json())}: `spotlight train` {flags}"
     ]
+
+
+def train_together(config: RunConfig, devices: int) -> str:
+    """Return the `--set` flags with which so many reserved devices train together.
+
+    Where adapters are trained, each device holds all weights and sums shards of the gradient. Otherwise the
+    weights may exceed a device and are divided, unless the settings have shards.
+    """
+    settings, shards = {"runtime.trainer_workers": devices}, config.algorithm.gradient_shards
+    if shards < devices and (shards > 1 or config.adaptation.mode == "lora"):
+        settings["algorithm.gradient_shards"] = devices
+    return _as_flags(settings)
+
+
+def _as_flags(settings: Mapping[str, object]) -> str:
+    return " ".join(f"--set {name}={value}" for name, value in settings.items())
 
 
 def dollars(usd: float) -> str:

@@ -110,7 +110,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     from tasks.gpu_profile import named_gpu
     from tasks.profiles import stand_in_in_words
     from tasks.sizing import size_run
-    from tasks.what_if_answer import hours_in_words
+    from tasks.what_if_answer import dollars, hours_in_words, train_together
 
     size = size_run(Home.from_environment(), config, named_gpu(gpu))
     screen, kind = console(), size.gpu.name
@@ -124,13 +124,14 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     instead, assumed = size.memory.instead, ", ".join(size.profile.evidence.get("modelled", ()))
     times = []
     for devices, hours, usd in size.times:
-        cost = "" if usd is None else f", ${usd.median:,.0f} (${usd.low:,.0f} to ${usd.high:,.0f})"
+        cost = "" if usd is None else f", {dollars(usd.median)} ({dollars(usd.low)} to {dollars(usd.high)})"
         times.append(f"  {devices} x {kind}: {hours_in_words(hours)}{cost}")
     lines = [
         f"{instead.name}: {_gib(instead.low, instead.high)} GiB instead",
         f"{config.iterations} iterations, all devices on demand and training, "
         f"{size.profile.runs_in_words(shared=False)} (low to high):",
         *times,
+        *([f"for all to train: {train_together(config, most)}"] if (most := size.times[-1][0]) > 1 else []),
         *([size.no_price] if size.no_price else []),
         f"a denoising step: {size.profile.step.source}; assumed: {assumed}",
         *([] if config.reward.scorer else [stand_in_in_words(size.profile)]),

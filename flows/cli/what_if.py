@@ -28,7 +28,7 @@ _TIMES = "NAME|FILE|RUN"
 
 @takes_question(
     reserved={"show_default": _PRESETS}, spot={"show_default": _PRESETS},
-    trainers={"show_default": f"{_PRESETS}, else all"}, iterations={"show_default": _PRESETS},
+    trainers={"show_default": _PRESETS}, iterations={"show_default": _PRESETS},
     gpu={"metavar": "KIND[,SPOT]"}, degree={"metavar": "N|auto"}, trace={"metavar": "FILE"},
     price={"metavar": "RESERVED,SPOT"}, prices={"metavar": "FILE"}, serving={"metavar": "BUSY,SWING,SLACK"},
     profile={"metavar": _TIMES}, spot_profile={"metavar": _TIMES}, policies={"metavar": "NAME,NAME"},

@@ -27,7 +27,8 @@ class WhatIfQuestion(Section):
     """Spot devices."""
 
     trainers: int = Field(default=0, ge=0, title="Trainers")
-    """Reserved devices that train; 0 is all of them, or as many as the preset says."""
+    """Reserved devices that train together (runtime.trainer_workers); 0 takes as many as the preset says, as
+    does "spotlight train"."""
 
     iterations: int = Field(default=0, ge=0, le=LARGEST_COUNT, title="Iterations")
     """Iterations of the run; 0 takes as many as the preset says."""

@@ -71,9 +71,9 @@ def test_the_form_begins_with_the_preset_s_values(store: RunStore):
     for name in ("profile", "spot_profile"):
         assert {gpu.name for gpu in GPUS} <= set(page.selectbox(key=name).options), "which the command counts"
     assert {"bamboo-g4dn", "bamboo-p3"} <= set(page.selectbox(key="trace").options)
-    assert in_grey(page) == ["4", "8", "40", "all that can"], "the cluster says how many, so four and eight"
+    assert in_grey(page) == ["4", "8", "40", "1"], "the cluster says how many, so four and eight"
     preset.select("glyphs-stale").run()
-    assert in_grey(page) == ["1", "2", "32", "all that can"]
+    assert in_grey(page) == ["1", "2", "32", "1"]
     assert page.number_input(key="spot_usd").placeholder == "2.51"
     prices = opened_page("what_if", profile="H200").number_input(key="spot_usd")
     assert prices.placeholder == "the GPU's"
@@ -85,9 +85,9 @@ def in_grey(page: AppTest) -> list[str]:
     return [page.number_input(key=name).placeholder for name in names]
 
 
-def test_what_is_left_empty_is_the_preset_s_and_all_reserved_devices_train(store: RunStore, in_process: None):
+def test_what_is_left_empty_is_the_preset_s_as_in_training(store: RunStore, in_process: None):
     answer = asked_page(reserved=2, windows=1).session_state["what_if"].answer
-    assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (2, 2, 3, 4)
+    assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (2, 1, 3, 4)
     page = opened_page("what_if", preset="smoke")
     answer = simulated(page).session_state["what_if"].answer
     assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (1, 1, 2, 2)

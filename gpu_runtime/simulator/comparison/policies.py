@@ -50,6 +50,11 @@ class Policy:
     arm: Arm = "plain"
 
     @property
+    def strategy(self) -> str:
+        """Name of the exploration strategy that makes its drafts."""
+        return "plain" if self.arm == "larger_batch" else self.arm
+
+    @property
     def only_simulated(self) -> str | None:
         """Description of the part that no live run supports; None if a live run can follow it."""
         return self.plan(_ANY, 1.0).only_simulated

@@ -122,7 +122,7 @@ class Comparison:
             spare_s = max(0.0, length_s - trace_length_s(config, times, offer.reserved))
         for future in range(self.futures):
             drafts, traces = 0.0, dict[tuple[int, float], Trace]()
-            offered = offer.beginning(self._chance("prices", future).uniform(0.0, spare_s))
+            offered = offer.beginning(_chance("prices", self.seed, future).uniform(0.0, spare_s))
             for policy in simulated:
                 plan = policy.plan(offered, drafts)
                 if config.sequence_parallel.largest > 1:  # no more trainers than in a live run
@@ -140,14 +140,10 @@ class Comparison:
     ) -> SimulatedRun:
         """Return a run in a future, whose traces are drawn once and kept in `traces`."""
         config, fleet = self.config, plan.fleet
-        ends = {1: LowEnd, 2: HighEnd} if self.profile.is_counted else {}
-        chance = self._chance("profile", future, ends.get(future, random.Random))
-        times = self.profile.times(
-            config.sampling.batch_size, config.runtime.scorer_workers, fleet.trainers, chance
-        )
+        times = drawn_times(config, self.profile, fleet.trainers, future, self.seed)
         replay = None
         if plan.lends:
-            free = fleet.serving.free(fleet.spot, self._chance("serving", future))
+            free = fleet.serving.free(fleet.spot, _chance("serving", self.seed, future))
             replay = LentDevices(fleet.spot, fleet.serving.slack_s, times.of("spot").step / TICKS_PER_S, free)
         elif fleet.spot:
             # A separate generator: the window is the same whatever the profile draws.
@@ -156,13 +152,30 @@ class Comparison:
             work = plan.runs * (1 + plan.more_samples / samples)
             key = fleet.spot, work * trace_length_s(config, times, fleet.reserved)
             if key not in traces:
-                traces[key] = self.market.window(*key, self._chance("trace", future))
+                traces[key] = self.market.window(*key, _chance("trace", self.seed, future))
             replay = Replay(traces[key], self.market.notice_s)
         return Simulation(config, plan, times, replay, keeps_intervals=keeps_intervals).run()
 
-    def _chance(self, purpose: str, future: int, kind: type[random.Random] = random.Random) -> random.Random:
-        """Return the generator of a future's draws for a purpose."""
-        return kind(f"{purpose} {(self.seed, future)}")
+
+def drawn_times(
+    config: RunConfig, profile: Profile, trainers: int, future: int, seed: int = 0
+) -> WorkloadTimes:
+    """Return a future's times of a run: a draw of its profile.
+
+    Args:
+        config: the workload.
+        trainers: number of devices that train together.
+        future: its number, from 0.
+        seed: seed of the futures.
+    """
+    ends = {1: LowEnd, 2: HighEnd} if profile.is_counted else {}
+    chance = _chance("profile", seed, future, ends.get(future, random.Random))
+    return profile.times(config.sampling.batch_size, config.runtime.scorer_workers, trainers, chance)
+
+
+def _chance(purpose: str, seed: int, future: int, kind: type[random.Random] = random.Random) -> random.Random:
+    """Return the generator of a future's draws for a purpose."""
+    return kind(f"{purpose} {(seed, future)}")
 
 
 def simulated_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:

@@ -154,6 +154,15 @@ def test_a_run_is_sized_without_weights_and_without_a_gpu():
     assert list(hours) == [1, 4, 8] and hours[8] < hours[4] < hours[1]
     assert "40 iterations, all devices on demand and training, simulated from measured steps (low" in said
     assert "assumed: score_s, weights_s, start_s" in said
+    assert "\nfor all to train: --set runtime.trainer_workers=8 --set algorithm.gradient_shards=8\n" in said
+
+
+def test_doctor_and_what_if_give_one_answer():
+    question = ("--preset", "sd3.5-ocr-512", "--set", "iterations=3", "--set", "runtime.reserved_workers=2")
+    found = re.search(r"\n  2 x H100: (.*? h \(.*?\)), (\$.*)\n", sized(*question, "--gpu", "H100"))
+    asked = ("--spot", "0", "--trainers", "2", "--policies", "reserved", "--gpu", "H100")
+    answer = CliRunner().invoke(app, ["what-if", *question, *asked], catch_exceptions=False).stdout
+    assert found is not None and f"reserved: {found[1]} and {found[2]} for 3 iterations" in answer
 
 
 def test_a_preset_without_a_task_is_sized_as_with_a_detector():
@@ -173,7 +182,7 @@ def test_what_does_not_fit_and_what_has_no_price_is_said(tmp_path: Path):
     alone = ("--set", "runtime.reserved_workers=2", "--set", "adaptation.gradient_checkpointing=false")
     said = sized("--preset", "sd3.5-ocr-512", "--gpu", "RTX4090", *paid, *alone)
     assert "it may not fit on a device that trains, and fits on one that only generates" in said
-    assert re.search(r"\n  2 x RTX4090: \S+ h \(\S+ to \S+\), \$\d+ \(\$\d+ to \$\d+\)", said)
+    assert re.search(r"\n  2 x RTX4090: \S+ h \(\S+ to \S+\), \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\)", said)
     book = ("--set", "price.book=builtin:known", "--set", "price.offer=H100@aws/lowest")
     said = sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", *alone[:2], *book)
     hours, usd = re.findall(r"\n  2 x H100: (\S+) h \(\S+ to \S+\), \$(\S+) ", said)[0]

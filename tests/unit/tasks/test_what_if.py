@@ -37,7 +37,7 @@ from tasks.gpu_profile import gpu_of_device, is_gpu_result, read_gpu_result
 from tasks.market_question import market_of, offer_of, prices_in_words
 from tasks.profiles import CURVES, PROFILES, find_profile
 from tasks.recorded_profile import _score_s, recorded_profile
-from tasks.what_if_answer import dollars, duration, number, run_in_words, time_unit
+from tasks.what_if_answer import dollars, duration, number, run_in_words, time_unit, train_together
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile
 
@@ -249,20 +249,40 @@ def test_devices_that_could_train_and_do_not_are_named():
     options = ("--preset", "qwen-image-geneval-512", "--reserved", "8", "--spot", "0", "--iterations", "3")
     few, whole = (
         answered(*options, "--windows", "1", "--policies", "reserved", *more)
-        for more in (("--trainers", "1"), ())
+        for more in ((), ("--trainers", "8"))
     )
     [said] = [line for line in few["conclusions"] if "reserved devices train" in line]
     assert said.startswith("1 of 8 reserved devices trains.") and "(--trainers 8)" in said
     assert not any("reserved devices train" in line for line in whole["conclusions"])
-    assert (few["trainers"], whole["trainers"]) == (1, 8), "all that can train, unless told otherwise"
+    assert (few["trainers"], whole["trainers"]) == (1, 8), "as many as `spotlight train` starts"
+    flags = said.rpartition("`spotlight train` ")[2]
+    settings = flags.replace("--set ", "").split()
+    config = load_config("qwen-image-geneval-512", settings, {})
+    assert config.algorithm.gradient_shards == config.runtime.trainer_workers == 8
+    as_started = answered(
+        *options[:2], *options[6:], "--windows", "1", "--policies", "reserved", *flags.split()
+    )
+    assert as_started["policies"] == whole["policies"]
     shared = answered(
         *options, "--windows", "1", "--policies", "reserved", "--degree", "2", "--per-instance", "2"
     )
     assert shared["trainers"] == 1 and not any("devices train" in line for line in shared["conclusions"])
-    usd = [answer["policies"][0]["usd"]["median"] for answer in (few, whole)]
-    assert float(said.partition("takes ")[2].partition("%")[0]) / 100 == pytest.approx(
-        usd[1] / usd[0], abs=0.1
-    )
+    assert f"reserved takes {run_in_words(whole['policies'][0])}: " in said
+    assert whole["policies"][0]["usd"]["median"] < few["policies"][0]["usd"]["median"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ([], "--set runtime.trainer_workers=4 --set algorithm.gradient_shards=4"),
+        (["algorithm.gradient_shards=8"], "--set runtime.trainer_workers=4"),
+        (["adaptation.mode=full"], "--set runtime.trainer_workers=4"),
+        (["adaptation.mode=full", "algorithm.gradient_shards=2"],
+         "--set runtime.trainer_workers=4 --set algorithm.gradient_shards=4"),
+    ],
+)  # fmt: skip
+def test_weights_are_divided_only_where_they_are_all_trained(settings: list[str], flags: str):
+    assert train_together(load_config("qwen-image-ocr-512", settings, {}), 4) == flags
 
 
 def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
@@ -434,8 +454,8 @@ def test_the_largest_number_that_is_allowed_is_tried_for_a_goal(tmp_path: Path):
 
 @pytest.mark.parametrize("policies", ["spotlight,spot", "critical-path,spot", "larger-batch,spot"])
 def test_a_policy_that_drafts_nothing_gets_no_credit_for_exploration(policies: str):
-    fleet = ("--preset", "smoke", "--reserved", "4", "--spot", "0", "--windows", "2", "--policies", policies)
-    answer = answered(*fleet)
+    fleet = ("--preset", "smoke", "--reserved", "4", "--trainers", "4", "--spot", "0", "--windows", "2")
+    answer = answered(*fleet, "--policies", policies)
     rows = {row["policy"]: row for row in answer["policies"]}
     plain = rows.pop("spot")
     assert answer["exploration"] is None and plain["milestones"]

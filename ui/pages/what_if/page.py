@@ -193,7 +193,6 @@ def _show_form(home: Home) -> tuple[Question, bool]:
     runtime, price = config.runtime, config.price
     reserved = _RESERVED if runtime.reserved_workers == AUTO else runtime.reserved_workers
     spot = _SPOT if runtime.spot_workers == AUTO else runtime.spot_workers
-    trainers = runtime.trainer_workers if "trainer_workers" in runtime.model_fields_set else "all that can"
     given: dict[str, Any] = {"preset": preset}
     with st.form("what_if_form"):
         row = st.columns([2, 1, 1, 1])
@@ -209,7 +208,7 @@ def _show_form(home: Home) -> tuple[Question, bool]:
         kind = given["spot_profile"] or given["profile"]
         _ask(given, row[4], "spot_usd", _usd(price.spot_usd_per_hour, kind))
         with st.expander("More"):
-            _show_more(given, traces, trainers, config.iterations)
+            _show_more(given, traces, runtime.trainer_workers, config.iterations)
         pressed = st.form_submit_button("Simulate", type="primary", icon=":material/calculate:")
     given["reserved"] = reserved if given["reserved"] is None else given["reserved"]
     if not with_spot:
@@ -226,7 +225,7 @@ def _usd(usd_per_hour: float, gpu: str) -> str:
     return "the GPU's" if gpu in GPUS and gpu != "H100" else f"{usd_per_hour:g}"
 
 
-def _show_more(given: dict[str, Any], traces: Sequence[str], trainers: object, iterations: int) -> None:
+def _show_more(given: dict[str, Any], traces: Sequence[str], trainers: int, iterations: int) -> None:
     row = st.columns(4)
     _ask(given, row[0], "trainers", trainers)
     _ask(given, row[1], "iterations", iterations)

@@ -68,7 +68,7 @@ def families(runs: Iterable[LiveRun], now: float) -> list[Metric]:
              ("phase",), phases),
             (gauge, "devices", "Mean number of devices in each state over the newest iteration.", fleet,
              run.devices),
-            # Gauges: a resumed run moves what it repeats to `lost`, and no longer has its judges' answers.
+            # Gauges: a resumed run moves what it repeats to `lost`.
             (gauge, "device_seconds", "Paid device-seconds, lost work included.", fleet, device_s),
             (gauge, "cost_usd", "Dollars for devices, lost work included.", fleet, usd),
             (gauge, "judge_cost_usd", "Dollars for judges that have a price.", (), {(): run.judge_usd}),

@@ -22,8 +22,8 @@ from ui.elements.palette import MARKET_COLOURS
 
 ASSUMPTION = (
     "Assumption: the same devices for the same seconds, each spot second at the reserved price of this run. "
-    "Time that losses cost is in both; a run on the reserved devices alone would take longer and is not "
-    "what is compared."
+    "Both include time lost to preemptions; a run on the reserved devices alone, which would take longer, "
+    "is not compared."
 )
 
 _WORK = ("rollout", "explore", "train")

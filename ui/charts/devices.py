@@ -26,7 +26,7 @@ _EVENT_MARKS = {  # kind of event -> symbol, colour
     "lost": ("x", STATE_COLOURS["lost"]),
 }
 _BREAK_S = 30.0  # without any device at work; shorter ones stay visible
-_MOST_BORDERS = 14  # numbered lines at ends of iterations, which have to fit; of more, some are left out
+_MOST_BORDERS = 14  # numbered lines at ends of iterations; more would not fit, so some are left out
 _ROW_PX = 26
 _AROUND_PX = 220  # above and below the rows: the title, the numbers of iterations, the axis, a legend in rows
 

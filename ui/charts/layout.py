@@ -48,17 +48,17 @@ def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[s
 
 
 def laid_out(figure: go.Figure, title: str, bottom: str, left: str, **own: Any) -> go.Figure:
-    """Return the figure with its titles in the common size; with a sentence in place of missing points.
+    """Return the figure in the common layout, with its titles; a sentence replaces missing points.
 
     The title is at the top and the legend at the bottom at any width: a legend of many rows takes space from
-    the plot and not from the title.
+    the plot, not from the title.
 
     Args:
         figure: figure with all its traces; `bottom` and `left` are titles of its axes.
-        own: more properties of the layout (`yaxis_range=`), or others in place of the common ones.
+        own: more properties of the layout (`yaxis_range=`), which override the common ones.
     """
     _fit_first_points(figure)
-    traces: Any = figure.data  # plotly's own types do not say that they have an x and a y
+    traces: Any = figure.data  # plotly's types lack their x and y
     has_points = any(
         all(pd.Series(values, dtype=object).notna().any() for values in (trace.x, trace.y))
         for trace in traces
@@ -115,7 +115,7 @@ def add_line(
     Args:
         x, y: columns of equal length; NaN for gaps.
         number: format of a value under the mouse.
-        more: further properties of the trace, or others in place of these.
+        more: further properties of the trace, which override these.
     """
     line = {"color": colour, "width": width}
     figure.add_scatter(

@@ -25,7 +25,7 @@ from ui.data.run import RunView
 _KEPT_S = 10  # seconds for which a page does not check again whether a server answers
 _ANSWERS_WITHIN_S = 0.5
 
-_PLACES = {"mlflow": "MLflow", "wandb": "W&B"}  # names, for people, of the readers whose pages a run records
+_PLACES = {"mlflow": "MLflow", "wandb": "W&B"}  # display names of the readers whose pages a run records
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Link:
 
     Attributes:
         address: address of the page; empty if none is known to answer.
-        how: instructions to get there by hand, as Markdown of ours; `command` is what to type for that.
+        how: instructions to get there by hand, in our Markdown; `command` is what to type for that.
     """
 
     name: str
@@ -94,7 +94,7 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
     if parts is None:
         return Link("Prefect", how="This run recorded no flow run.")
     candidates = [recorded]
-    if api_url and is_loopback(parts.hostname or ""):  # the home's server may listen elsewhere than it did
+    if api_url and is_loopback(parts.hostname or ""):  # the home's server may listen elsewhere now
         candidates.insert(0, f"{api_url.rstrip('/').removesuffix('/api')}{parts.path}")
     for address in candidates:
         if answers(address):
@@ -145,7 +145,7 @@ def _is_healthy(server: str) -> bool:
 
 
 def clone_command(view: RunView) -> str:
-    """Return the command that starts a run of the same preset, if that can still be read, and settings.
+    """Return the command that starts a run with the same settings and, if still readable, preset.
 
     Raises:
         ConfigurationError: the settings are of another version.

@@ -120,7 +120,7 @@ class RunView:
 
     @property
     def simulated(self) -> str | None:
-        """The subject of a simulated run, in words; None for any other run."""
+        """A simulated run's subject, as text; None for any other run."""
         return self.row.environment.get(environment.SIMULATED)
 
     @property
@@ -162,7 +162,7 @@ class RunView:
 
     @property
     def rank_limit(self) -> float:
-        """The rank correlation below which ranks count as not holding: the run's, or 0.5 without one."""
+        """The rank correlation below which stale ranks count as unreliable: the run's, or 0.5 without one."""
         return 0.5 if self.least_spearman is None else self.least_spearman
 
     def metric(self, name: str) -> np.ndarray:
@@ -204,7 +204,7 @@ class RunView:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def changed_settings(self) -> tuple[dict[str, Any], str]:
-        """Return the settings that differ from the defaults; those of another version all, and why."""
+        """Return the settings that differ from the defaults; for another version all settings, and why."""
         try:
             return differences(self.row.config), ""
         except ConfigurationError as error:
@@ -232,7 +232,7 @@ def load_run(home: Home, run_id: str) -> RunView:
 def load(read: Callable[..., T], view: RunView, *arguments: Hashable, until: Hashable = None) -> T:
     """Return what a function of a connection, the run and `arguments` reads, again after each new record.
 
-    `until` is the time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
+    `until` is the time of the latest record that matters, such as `newest.evaluation_at`; by default any.
     """
     name = f"{read.__module__}.{read.__qualname__}"
     return _load(read, name, view.home, view.row.run_id, view.newest if until is None else until, arguments)
@@ -294,7 +294,7 @@ IDLE_SPOT_ADVICE = (
 """The remedy for spot devices that idle while the others train, according to measurements."""
 
 _NO_METRICS = ("run_id", "iteration", "policy_version", "ended_at", "elapsed_s", "usd")
-"""The columns of a frame of metrics that are none."""
+"""The columns of a metrics frame that are not metrics."""
 
 
 def with_verdicts(images: pd.DataFrame, given: bool) -> pd.DataFrame:

@@ -47,7 +47,7 @@ def usd(amount: float) -> str:
 
 
 MODELLED_BADGE = ":gray-badge[dollars modelled]"
-"""The mark of a page whose dollars no device was rented for, once a page."""
+"""The mark, once a page, of a page whose dollars were not paid: no device was rented."""
 
 SIMULATED = "(simulated)"  # mark beside a figure of a simulated run
 SIMULATED_BADGE = ":orange-badge[simulated]"  # mark of a page of simulated figures, once a page
@@ -119,6 +119,6 @@ def chart_text(text: str) -> str:
 
 
 def ending_in_words(error: str) -> str:
-    """Return why a run ended; the bare name of a signal is put in words."""
+    """Return why a run ended; the bare name of a signal is spelled out."""
     name, _, said = error.partition(":")
     return error if said.strip() else _ENDINGS.get(name.strip(), error)

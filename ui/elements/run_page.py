@@ -54,7 +54,7 @@ _LIMIT_S = 120.0  # seconds for the report of a long run on a busy machine
 
 @contextmanager
 def errors_shown() -> Iterator[None]:
-    """Show why the record cannot be read, in place of what draws it."""
+    """Show why the record cannot be read, in place of the content."""
     try:
         yield
     except (StorageError, RunNotFoundError) as error:
@@ -135,7 +135,7 @@ def seconds_left(view: RunView, now: float) -> float | None:
     lengths = view.metric("iteration_s")[-_RECENT:]
     each_s = (ended_s[-1] - ended_s[0]) / (len(ended_s) - 1) if len(ended_s) > 1 else float(lengths.mean())
     since_s = max(0.0, now - float(view.metrics["ended_at"].iloc[-1]))
-    # A late iteration, or a night between a kill and a resume, takes nothing from the time of the others.
+    # A late iteration, or a night between a kill and a resume, does not change the time of the others.
     return max(0.0, each_s * (planned - done) - min(since_s, each_s)) if each_s == each_s else None
 
 
@@ -213,9 +213,8 @@ def _show_nothing(home: Home) -> None:
 def _choose(overview: pd.DataFrame) -> str | None:
     """Return the run to show: the address's `?run=`, the last page's, the newest live one, or the newest.
 
-    A run that is part of a check, such as one under faults, or that was simulated gives way to one trained
-    for its own sake. Unless live, it is offered only if it is that one, or if there is no other; so is an
-    archived run.
+    A simulated run, or one that is part of a check, such as one under faults, gives way to any other. Unless
+    live, it is offered only if it is the one to show, or if there is no other; so is an archived run.
 
     None if the address names an unknown run: another one would be taken for it.
     """
@@ -225,11 +224,10 @@ def _choose(overview: pd.DataFrame) -> str | None:
     listed = [
         row
         for row in rows
-        if row["run_id"] == wanted
-        or (not row["archived"] and (row["status"] in LIVE or _is_of_a_person(row)))
+        if row["run_id"] == wanted or (not row["archived"] and (row["status"] in LIVE or _is_regular(row)))
     ]
     labels = {row["run_id"]: _label(row) for row in listed or rows}
-    gives_way = [(row["status"] not in LIVE, not _is_of_a_person(row)) for row in listed or rows]
+    gives_way = [(row["status"] not in LIVE, not _is_regular(row)) for row in listed or rows]
     ids = list(labels)
     index = ids.index(wanted) if wanted in ids else None
     if named is None and index is None:
@@ -269,7 +267,7 @@ def _show_title(run_id: str, status: str, purpose: str = "", modelled: bool = Fa
     st.header(f"{plain_markdown(run_id)} {badge}{marked}", anchor=False)
 
 
-def _is_of_a_person(row: dict) -> bool:
+def _is_regular(row: dict) -> bool:
     return not row["purpose"] and row["status"] != "simulated"
 
 

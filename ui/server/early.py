@@ -1,4 +1,4 @@
-"""Scripts of Streamlit's frontend that a browser prepares while the server still reads what a page shows.
+"""Scripts of Streamlit's frontend that a browser prepares while the server still reads a page's data.
 
 Without this, it asks for the chart's script, the largest of all, when the first chart arrives. The answer
 with the page names the scripts, so that they are fetched beside the others; the first element runs them.
@@ -35,7 +35,7 @@ def running_scripts(page: str) -> str:
 
 
 class EarlyScripts:
-    """An ASGI application around another: it adds the addresses of the scripts to the answer with a page."""
+    """An ASGI application around another: it adds the scripts' addresses to the answer with a page."""
 
     def __init__(self, application: ASGIApp) -> None:
         self._application = application

@@ -1,4 +1,4 @@
-"""The login of the dashboard, if one is configured: checked each time that anything is drawn."""
+"""The dashboard's login, if one is configured: checked whenever anything is drawn."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
 
     reward, prompts = setting("reward", "scorer"), setting("prompts", "evaluate")
     known = settings["reward"] if isinstance(settings.get("reward"), dict) else {}
-    judged_by = {key: value for key, value in known.items() if key != "signal"}  # whatever is learned from it
+    judged_by = {key: value for key, value in known.items() if key != "signal"}  # either signal
     return {
         "preset": environment.get(PRESET) or NO_PRESET,
         "reward": reward,

@@ -20,7 +20,7 @@ from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
 from storage.processes import python_command
 
-GPUS = ("H100", "H200", "A100", "RTX4090")  # those whose times the command counts
+GPUS = ("H100", "H200", "A100", "RTX4090")  # GPUs whose times the command counts
 _ROOT = Path(__file__).resolve().parents[3]
 _TRACES = _ROOT / "benchmarks" / "traces"
 _LIMIT_S = 300.0
@@ -130,7 +130,7 @@ def _run(options: list[str], home: Home, on_step: OnStep) -> dict[str, Any]:
             return json.load(answered)
     if time.monotonic() >= ends_at_s:
         raise RuntimeFailure(
-            f"the answer took longer than {_LIMIT_S:g} s and was ended; ask for fewer iterations or futures"
+            f"the answer took longer than {_LIMIT_S:g} s and was stopped; ask for fewer iterations or futures"
         )
     last = "\n".join(said).strip()
     if code == _REFUSED:

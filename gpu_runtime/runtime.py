@@ -85,6 +85,7 @@ class Runtime:
     Args:
         cluster: cluster on which its processes start. `close` ends those, but not the cluster.
         history: folder of the run's history; None to keep none.
+        instances: file of the run for the names of rented instances; None to keep none.
 
     Attributes:
         compared_prompts: held-out prompts that are in every evaluation.
@@ -96,7 +97,13 @@ class Runtime:
         ConfigurationError, PromptFileError, ModelError: if the configuration cannot be met.
     """
 
-    def __init__(self, config: RunConfig, cluster: Cluster, history: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        cluster: Cluster,
+        history: Path | None = None,
+        instances: Path | None = None,
+    ) -> None:
         self.config = config
         self._history = HistoryLog(None if history is None else new_life(history), "driver")
         self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
@@ -105,7 +112,7 @@ class Runtime:
         self.explorer = build_explorer(config, self.train_prompts)
         self.cluster = cluster
         with ExitStack() as started:
-            self._fleet = Fleet(cluster, config, self._history)
+            self._fleet = Fleet(cluster, config, self._history, instances)
             started.callback(self._fleet.close)
             sections = config.runtime, config.reward, config.evaluation
             self._scoring = ScoringPool(

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
@@ -57,7 +58,13 @@ class Fleet:
 
     forming = False  # each device works alone
 
-    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: RunConfig,
+        history: HistoryLog | None = None,
+        instances: Path | None = None,
+    ) -> None:
         self._config = config
         history = history or HistoryLog(None, "")
         self._dispatcher = Dispatcher(config.runtime, config.sampling.batch_size, history=history)
@@ -91,7 +98,7 @@ class Fleet:
         address = None if self._meeting is None else self._meeting.address
         self.standbys = Standbys(cluster, config, history, self.collector, address)
         """Processes that take over lost workers' slots."""
-        provider = build_capacity(config.runtime, cluster)
+        provider = build_capacity(config.runtime, cluster, instances)
         with ExitStack() as on_failure:  # rented instances cost money
             if provider is not None:
                 on_failure.callback(provider.close)

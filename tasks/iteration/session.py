@@ -271,7 +271,7 @@ def open_session(
     history = home.history(run_id) if config.runtime.history else None
     with ExitStack() as opened:
         cluster = opened.enter_context(open_cluster(config, home.output(run_id)))
-        runtime = Runtime(config, cluster, history)
+        runtime = Runtime(config, cluster, history, home.instances(run_id))
         opened.callback(close_runtime, runtime, store, run_id)
         readers = Readers(home, run_id, config.tracking)
         session = Session(run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror)

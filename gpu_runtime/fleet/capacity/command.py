@@ -5,6 +5,9 @@ standard input and writes `{"instances": [{"instance": "i-2", "devices": 2, "usd
 standard output; `devices` and `usd_per_hour` are optional. It may return fewer devices than requested, or
 none; the next iteration asks again. `release` reads `{"instance": "i-2"}`, even for an instance that is
 already gone. Both must exit with status 0; otherwise their standard error is shown.
+
+The run's folder has the names of all instances that may be rented (`keep_in`), so that the next life of a
+killed run uses or releases them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -28,6 +32,7 @@ from gpu_runtime.fleet.capacity.protocol import MOST_OFFERED, CapacityProvider, 
 from storage.config.section import Section
 from storage.errors import CapacityError, ConfigurationError, quoted
 from storage.processes import environment_for_others
+from storage.record.files import read_json, write_json
 from storage.text import one_line
 
 _SHELL = "/bin/sh"
@@ -87,8 +92,30 @@ class CommandCapacity(CapacityProvider):
         self._commands = ThreadPoolExecutor(1, thread_name_prefix="capacity")
         self._acquiring: Future[None] | None = None
         self._held: dict[str, Offer] = {}
+        self._leaving: dict[str, Offer] = {}  # not released yet, or in vain
+        self._file: Path | None = None
         self._acquires: subprocess.Popen[str] | None = None
         self._closing = False
+
+    def keep_in(self, file: Path) -> None:
+        """See `CapacityProvider`; instances that joined another cluster are released.
+
+        Raises:
+            StorageError: the file is damaged.
+        """
+        self._file = file
+        if not file.exists():
+            return
+        kept = read_json(file)
+        held, leaving = (
+            {one["instance"]: Offer(**one) for one in kept[name]} for name in ("held", "leaving")
+        )
+        if kept["cluster"] == self._cluster:
+            self._held, self._leaving = held, leaving
+        else:
+            self._leaving = leaving | held
+        for instance in self._leaving:
+            self._commands.submit(self._give_back, instance)
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
         """See `CapacityProvider`; runs `acquire` for the missing devices, unless it is already running."""
@@ -107,7 +134,8 @@ class CommandCapacity(CapacityProvider):
     def release(self, instance: str) -> None:
         """See `CapacityProvider`; `release` runs in the background."""
         with self._lock:
-            if self._held.pop(instance, None) is not None:
+            if (offer := self._held.pop(instance, None)) is not None:
+                self._leaving[instance] = offer
                 self._commands.submit(self._give_back, instance)
 
     def close(self) -> None:
@@ -145,12 +173,35 @@ class CommandCapacity(CapacityProvider):
         with self._lock:
             for one in found.instances:
                 self._held[one.instance] = Offer(one.instance, one.devices, one.usd_per_hour)
+                self._leaving.pop(one.instance, None)
+        self._keep()
 
     def _give_back(self, instance: str) -> None:
+        self._keep()
         try:
             self._run("release", self._options.release, {"instance": instance})
         except CapacityError as error:
             self._note(f"{instance} may still be rented and paid for: {error}")
+            return
+        with self._lock:
+            self._leaving.pop(instance, None)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Write the names of the instances that may be rented now."""
+        if self._file is None:
+            return
+        with self._lock:
+            held, leaving = (list(map(vars, offers.values())) for offers in (self._held, self._leaving))
+        try:
+            if held or leaving:
+                write_json(self._file, {"cluster": self._cluster, "held": held, "leaving": leaving})
+            else:
+                self._file.unlink(missing_ok=True)
+        except OSError as error:
+            self._note(
+                f"{self._file} cannot be written, so a killed run leaves its instances rented: {error}"
+            )
 
     def _run(self, name: str, command: str, given: dict[str, Any]) -> str:
         """Run a command and return its standard output.

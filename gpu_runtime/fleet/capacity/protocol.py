@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import Field
 
@@ -48,6 +49,12 @@ class CapacityProvider(ABC):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._troubles: list[str] = []
+
+    def keep_in(self, file: Path) -> None:  # noqa: B027 - few providers need it
+        """Keep the names of held instances in a file of the run, and go on with those in it.
+
+        It is called once, before all else. A provider whose instances another program remembers needs none.
+        """
 
     @abstractmethod
     def wanted(self, devices: int, deadline_s: float | None) -> None:

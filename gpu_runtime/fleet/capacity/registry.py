@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
@@ -104,11 +105,19 @@ def check_capacity(runtime: RuntimeConfig) -> None:
     plugin.check(runtime, options)
 
 
-def build_capacity(runtime: RuntimeConfig, cluster: Cluster) -> CapacityProvider | None:
+def build_capacity(
+    runtime: RuntimeConfig, cluster: Cluster, instances: Path | None = None
+) -> CapacityProvider | None:
     """Return the provider that the settings name; None if the settings alone fix the number of devices.
+
+    Args:
+        instances: file of the run for the names of rented instances; None to keep none.
 
     Raises:
         ConfigurationError: no provider has that name, or an option is wrong.
     """
     plugin, options = CAPACITY.chosen(runtime)
-    return None if plugin.build is None else plugin.build(runtime, cluster, options)
+    provider = None if plugin.build is None else plugin.build(runtime, cluster, options)
+    if provider is not None and instances is not None:
+        provider.keep_in(instances)
+    return provider

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import httpx
 import pytest
@@ -207,6 +208,65 @@ class TestCommand:
             "i-1 may still be rented and paid for: runtime.options.release ended with status 1: "
             "it wrote no error message"
         ]
+
+    def test_the_next_life_of_a_killed_run_goes_on_with_its_instances_and_gives_all_back(
+        self, tmp_path: Path
+    ):
+        log, file, fails = tmp_path / "log", tmp_path / "instances.json", tmp_path / "fails"
+        log.touch()
+        answer = json.dumps({"instances": [{"instance": "i-1", "devices": 2, "usd_per_hour": 2.5}]})
+        note = f"cat >> {log}; echo >> {log}"
+        settings = f"{note}; echo '{answer}'", f"{note}; [ ! -e {fails} ]"
+
+        def noted() -> list[dict[str, Any]]:
+            return [json.loads(line) for line in log.read_text().splitlines()]
+
+        killed = commands(*settings)
+        killed.keep_in(file)
+        killed.wanted(2, None)
+        awaited(killed, lambda: has_answered(killed))
+        assert noted().pop()["held"] == []
+
+        second = commands(*settings)  # nothing was closed before
+        second.keep_in(file)
+        assert second.offered() == [Offer("i-1", 2, 2.5)]
+        second.wanted(2, None)  # they are enough
+        second.wanted(3, None)
+        awaited(second, lambda: has_answered(second))
+        assert [(asked["devices"], asked["held"]) for asked in noted()] == [(2, []), (1, ["i-1"])]
+        fails.touch()
+        second.release("i-1")
+        awaited(second, lambda: noted()[-1] == {"instance": "i-1"})
+        second._commands.shutdown()
+        assert len(second.take_troubles()) == 1
+        fails.unlink()
+
+        third = commands(*settings)
+        third.keep_in(file)
+        assert third.offered() == [], "its worker is gone, or the run no longer wanted it"
+        third.close()
+        assert noted()[3:] == [{"instance": "i-1"}]
+        assert third.take_troubles() == [] and not file.exists()
+
+    def test_instances_of_another_cluster_are_released(self, tmp_path: Path):
+        log, file = tmp_path / "log", tmp_path / "instances.json"
+        file.write_text(json.dumps({"cluster": "10.0.0.4:6379", "held": [vars(Offer("i-1"))], "leaving": []}))
+        provider = commands("false", f"cat >> {log}")
+        provider.keep_in(file)
+        assert provider.offered() == []
+        provider.close()
+        assert json.loads(log.read_text()) == {"instance": "i-1"} and not file.exists()
+
+    def test_where_the_names_cannot_be_kept_the_run_goes_on(self, tmp_path: Path):
+        answer = json.dumps({"instances": [{"instance": "i-1"}]})
+        provider = commands(f"echo '{answer}'")
+        provider.keep_in(tmp_path / "no-such-folder" / "instances.json")
+        provider.wanted(1, None)
+        awaited(provider, lambda: has_answered(provider))
+        assert provider.offered() == [Offer("i-1")]
+        (trouble,) = provider.take_troubles()
+        assert "instances.json cannot be written" in trouble
+        provider.close()
 
     def test_commands_are_looked_at_before_a_run(self):
         for acquire, part in (

@@ -243,7 +243,7 @@ def _train(session: Session) -> dict[str, Any]:
             review = review_seeds(session, rolled, scores, trained, plan, rolling_since)
             plan = review.next_plan
             ended_at = now()
-            collected = session.runtime.collect()
+            collected = session.collect(iteration + 1)
             record = iteration_record(
                 session, rolled, scores, trained, review, started_at, ended_at, collected
             )
@@ -322,7 +322,7 @@ def _evaluate_if_due(session: Session, iteration: int) -> bool:
         return False
     started_at = now()
     evaluation = evaluate(session, iteration)
-    collected = session.runtime.collect()
+    collected = session.collect(iteration + 1)
     record = evaluation_record(session, evaluation, iteration, started_at, now(), collected)
     record_evaluation(session, record)
     _note_troubles(session, collected)

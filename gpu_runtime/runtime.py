@@ -6,7 +6,7 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -340,6 +340,19 @@ class Runtime:
     def collect(self) -> Collected:
         """Return the data on devices and judges since the last call, up to one moment."""
         return self._fleet.collector.close()
+
+    def so_far(self) -> Collected:
+        """Return the paid work since the last `collect`, which the next one returns with all else."""
+        times = self._fleet.accounts.so_far()
+        with self._fleet.collector.writing() as since:
+            return replace(
+                since, intervals=times.intervals, paid_time=times.paid_time,
+                device_events=list(since.device_events), groups=list(since.groups),
+            )  # fmt: skip
+
+    def on_look(self, call: Callable[[], None]) -> None:
+        """Call a function about twice a second, or after each chunk of denoising steps, in any thread."""
+        self._fleet.on_look = call
 
     def device_kinds(self) -> set[str]:
         """Return the hardware of the workers that have joined so far: `cpu`, or names of GPUs."""

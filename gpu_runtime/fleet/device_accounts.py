@@ -14,7 +14,7 @@ from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady
 from storage.clock import now, process_clock
 from storage.config.run_config import PriceConfig
-from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState
+from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, DeviceTime
 
 
 class DeviceAccounts:
@@ -50,6 +50,13 @@ class DeviceAccounts:
             with self._collector.writing() as since:
                 since.paid_time += paid
                 since.intervals += states
+
+    def so_far(self) -> DeviceTime:
+        """Return the states and the paid time since the last record, of which they stay a part."""
+        with self._lock:
+            at_s = time.monotonic()
+            states = self._timeline.so_far(process_clock().at(at_s))
+            return DeviceTime(intervals=states, paid_time=self._meter.so_far(at_s))
 
     def kinds(self) -> set[str]:
         """Return the hardware of the devices that joined so far: `cpu`, or names of GPUs."""

@@ -73,6 +73,8 @@ class Fleet:
         self._beside_training = False
         self.collector = Collector()
         """Collects the activity of devices, groups, standbys and judges for the run's record."""
+        self.on_look: Callable[[], None] = lambda: None
+        """Called in each look of a phase's loop and of another wait, in its thread."""
         self._window = LiveWindow(self.collector.note)
         self._trainers_go_on: bool | None = None  # None until asked again
         self._lock = threading.Lock()
@@ -287,6 +289,7 @@ class Fleet:
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Return True if the cluster has more devices; each works alone."""
+        self.on_look()
         self._trainers_go_on = None  # each look of the loop begins here
         self._follow_capacity()
         return self._provisioner.has_more_devices(self._filled)
@@ -417,8 +420,9 @@ class Fleet:
     def look(self) -> None:
         """Follow the capacity during another wait, and give back devices called back.
 
-        Does nothing if another thread follows it, or if this one is asking trainers for a checkpoint.
+        It follows nothing if another thread does, or if this one is asking trainers for a checkpoint.
         """
+        self.on_look()
         if threading.get_ident() != self._thread or not self._following.acquire(blocking=False):
             return
         try:

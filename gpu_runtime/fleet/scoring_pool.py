@@ -257,8 +257,10 @@ class ScoringPool:
                 image.score.set_exception(error)
             return
         for image, score in zip(images, call.result(), strict=True):
-            if image.kind is not RequestKind.EVALUATE:  # a held-out image's record has its price
-                with self.collector.writing() as since:
+            with self.collector.writing() as since:
+                if image.kind is RequestKind.EVALUATE:  # its record has its price
+                    since.evaluation_judge_usd += score.usd
+                else:
                     since.judge_usd += score.usd
             image.score.set_result(score)
 

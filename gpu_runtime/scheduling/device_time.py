@@ -52,10 +52,19 @@ class Timeline:
 
     def take(self, at: float) -> list[StateInterval]:
         """Return all intervals since the last call, cut at `at`; open states continue."""
-        for worker, device in self._devices.items():
-            self._close(worker, device, at)
-        taken, self._closed = self._closed, []
+        taken, self._closed = self.so_far(at), []
+        for device in self._devices.values():
+            device.since = max(at, device.since)
         return taken
+
+    def so_far(self, at: float) -> list[StateInterval]:
+        """Return all intervals since the last `take`, cut at `at`; the next `take` returns them again."""
+        open_ones = [
+            StateInterval(worker, device.market, device.state, device.since, at, device.usd_per_hour)
+            for worker, device in self._devices.items()
+            if at > device.since  # a clock may step back; a negative length would break the sum
+        ]
+        return self._closed + open_ones
 
     def _close(self, worker: str, device: _Device, at: float) -> None:
         # A clock may step back; a negative length would break the sum.
@@ -85,8 +94,11 @@ class PaidMeter:
 
     def take(self, at_s: float) -> list[PaidTime]:
         """Return the paid time since the last call; running meters are read, and keep running."""
-        taken, self._stopped = self._stopped, []
-        for worker, (market, since_s) in self._running.items():
-            taken.append(PaidTime(worker, market, at_s - since_s))
-            self._running[worker] = market, at_s
+        taken, self._stopped = self.so_far(at_s), []
+        self._running = {worker: (market, at_s) for worker, (market, _) in self._running.items()}
         return taken
+
+    def so_far(self, at_s: float) -> list[PaidTime]:
+        """Return the paid time since the last `take`; the next `take` returns it again."""
+        running = self._running.items()
+        return self._stopped + [PaidTime(worker, market, at_s - since) for worker, (market, since) in running]

@@ -309,9 +309,9 @@ class BudgetConfig(Section):
     """Limits of a run, including resumptions; at a limit it ends early, with a checkpoint."""
 
     usd: float = Field(default=0.0, ge=0, le=1e9)
-    """Dollars for devices (at `price`) and priced judges; 0 means no limit. An iteration that would exceed it
-    at the last one's cost does not start: the run ends with an evaluation, and `spotlight resume` continues
-    with a higher `--budget-usd`."""
+    """Dollars for devices (at `price`) and priced judges; 0 means no limit. After the first, no iteration
+    starts that would exceed it at the last one's cost: the run ends with an evaluation, and `spotlight
+    resume` continues with a higher `--budget-usd`."""
 
     hours: float = Field(default=0.0, ge=0, le=1e6)
     """Hours of work; 0 means no limit. It ends a run as `usd` does; `--budget-hours` raises it."""

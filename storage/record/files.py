@@ -31,6 +31,9 @@ CHECKPOINT = "checkpoint"
 ASIDE = ".replaced-"
 """The prefix of the name of a folder that was moved aside."""
 
+UNFINISHED = "unfinished-"
+"""The prefix of a folder with the paid work of an iteration or evaluation that has no record yet."""
+
 PART_FILE = "part.json"
 """The file in a part that lists the folders whose rows it holds."""
 

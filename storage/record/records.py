@@ -157,9 +157,14 @@ class DeviceTime:
 
 @dataclass
 class Collected(DeviceTime):
-    """Notes of a run's processes between two records: dollars for judges, and words about capacity."""
+    """Notes of a run's processes between two records: dollars for judges, and words about capacity.
+
+    Attributes:
+        evaluation_judge_usd: dollars for judging held-out images, which a finished evaluation has by image.
+    """
 
     judge_usd: float = 0.0
+    evaluation_judge_usd: float = 0.0
     notes: list[str] = field(default_factory=list)
 
 

@@ -6,6 +6,7 @@
     output/              what its local workers and scorers print, a file each, of 1 MiB or little more
     iteration-000012/    rows of an iteration, a Parquet file per table, and if due its `checkpoint/`
     evaluation-000012/   rows of the held-out evaluation after it
+    unfinished-iteration-000013/    paid time of the iteration under way; no reader counts it
     discarded-0001-iteration-000012/    paid time of an iteration that is done again
     part-000001/         rows of many of these folders, one file per table
 
@@ -16,6 +17,7 @@ Invariants:
 counts twice; the folders are deleted some minutes later, as a reader may have them open.
 - Discarding renames folders one by one, the latest iteration first: a kill between two leaves a run that ends
 a little later.
+- An unfinished folder becomes a discarded one by one rename, unless its iteration has been recorded.
 - A process that changes run.json or notes.json or adds an event holds the folder's lock for that moment.
 """
 
@@ -39,6 +41,7 @@ from storage.record.files import (
     CHECKPOINT,
     KEPT_OF_DISCARDED,
     PART_FILE,
+    UNFINISHED,
     Listing,
     RowFolder,
     as_discarded,
@@ -205,6 +208,42 @@ class RunFolder:
         with self._refusals():
             put_folder(self.path, f"{phase}-{number:06d}", rows)
 
+    def note_unfinished(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:
+        """Replace the paid work of an iteration or evaluation that has no record yet.
+
+        Args:
+            phase, number: that `iteration` or `evaluation`.
+            rows: its rows by table; those that a discarded iteration does not keep are ignored.
+        """
+        with self._refusals():
+            self._unfinished()
+            kept = {table: content for table, content in rows.items() if table in KEPT_OF_DISCARDED}
+            put_folder(self.path, f"{UNFINISHED}{phase}-{number:06d}", kept)
+
+    def settle_unfinished(self, counts: bool = True) -> None:
+        """Discard the paid work without a record of a process that has ended, or is about to.
+
+        Args:
+            counts: False to delete it, since the run has done all its work.
+        """
+        with self._refusals():
+            number = self.listing().discardings + 1
+            for name, path in self._unfinished().items():
+                if counts:
+                    path.rename(self.path / f"discarded-{number:04d}-{name}")
+                else:
+                    delete_folder(path)
+            sync_folder(self.path)
+
+    def _unfinished(self) -> dict[str, Path]:
+        """Return the folders of paid work without a record, by the name of that; delete those with one."""
+        listing = self.listing()
+        recorded = {folder.name for folder in (*listing.folders, *listing.covered)}
+        found = {path.name.removeprefix(UNFINISHED): path for path in self.path.glob(f"{UNFINISHED}*")}
+        for name in found.keys() & recorded:
+            delete_folder(found.pop(name))
+        return found
+
     def discard_after(self, number: int) -> None:
         """Drop the iterations and evaluations above `number`; the paid time of their devices stays."""
         with self._refusals():
@@ -214,6 +253,7 @@ class RunFolder:
                     delete_folder(aside)
                 else:
                     aside.rename(final)
+            self.settle_unfinished()
             listing = self.listing()
             for folder in listing.covered:  # their names may be reused, and no part may hide them then
                 if folder.number > number:

@@ -30,7 +30,7 @@ from storage.record.catalogue import refresh_catalogue
 from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
 from storage.record.run_folder import COMPACTED_AT, NOTES_FILE, RUN_FILE, RunFolder
-from storage.record.tables import evaluation_rows, iteration_rows
+from storage.record.tables import Rows, evaluation_rows, iteration_rows
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,19 @@ class RunStore:
         """Write an evaluation's rows by one rename, replacing earlier ones."""
         self.known(record.run_id).commit("evaluation", record.iteration, evaluation_rows(record))
 
+    def note_unfinished(self, run_id: str, phase: str, number: int, rows: Rows) -> None:
+        """Replace the paid work without a record; no reader counts it.
+
+        Args:
+            phase, number: the `iteration` or `evaluation` that the work belongs to.
+            rows: its rows; those of tables other than `KEPT_OF_DISCARDED` are ignored.
+        """
+        self.known(run_id).note_unfinished(phase, number, rows)
+
+    def settle_unfinished(self, run_id: str, counts: bool = True) -> None:
+        """Count paid work without a record as discarded, or drop it, because the run's process ends."""
+        self.known(run_id).settle_unfinished(counts)
+
     def add_event(self, run_id: str, kind: str, message: str) -> None:
         """Record something a person should see beside the figures (a resume, a preemption, a warning)."""
         self.known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
@@ -362,15 +375,17 @@ class RunStore:
         raise RunNotFoundError(f"no run {quoted(run_id)}{hint}")
 
     def _interrupt(self, row: RunRow, error: str) -> bool:
+        folder = self.folder(row.run_id)
         read = {"status": "running", "host": row.host, "pid": row.pid}
         read["process_started_at"] = row.process_started_at
 
         def interrupted(identity: dict[str, Any]) -> dict[str, Any] | None:
             if any(identity[name] != value for name, value in read.items()):
                 return None
+            folder.settle_unfinished()
             return identity | {"status": "interrupted", "ended_at": now(), "error": error}
 
-        return self.folder(row.run_id).change(RUN_FILE, interrupted)
+        return folder.change(RUN_FILE, interrupted)
 
 
 def check_resumable(row: RunRow, pid: int | None = None) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from storage.errors import StorageError
-from storage.record.records import JUDGE_USD, DeviceTime, EvaluationRecord, IterationRecord, JudgedImage
+from storage.record.records import (
+    JUDGE_USD,
+    Collected,
+    DeviceTime,
+    EvaluationRecord,
+    IterationRecord,
+    JudgedImage,
+)
 
 _I32, _I64, _F64, _BOOL, _TEXT, _BYTES = (
     pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
@@ -148,6 +155,19 @@ def evaluation_rows(record: EvaluationRecord) -> Rows:
             **_device_rows(record),
         },
         run_id=record.run_id, iteration=record.iteration, phase="evaluation", purpose="evaluate",
+    )  # fmt: skip
+
+
+def unfinished_rows(run_id: str, phase: str, iteration: int, done: Collected) -> Rows:
+    """Return the rows of paid work that has no record yet.
+
+    Args:
+        phase, iteration: the `iteration` or `evaluation` that the work belongs to.
+    """
+    usd = done.judge_usd + done.evaluation_judge_usd
+    return tables_of(
+        {"judge_costs": [{"usd": usd}] if usd else (), **_device_rows(done)},
+        run_id=run_id, iteration=iteration, phase=phase,
     )  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def evaluate(session: Session, iteration: int) -> Evaluation:
     The first and the last evaluation use all of them, as does one that ended the run before it was extended;
     others use those common to every evaluation.
     """
+    session.unfinished.begin("evaluation", iteration)
     runtime = session.runtime
     is_end = iteration == 0 or session.ends_after(iteration)
     with session.timed("evaluate"):
@@ -112,8 +113,10 @@ def commit(session: Session, record: IterationRecord) -> None:
     session.runtime.enter("commit", iteration)
     with session.timed("commit"):
         if iteration % session.config.checkpoint.every == 0 or session.ends_after(iteration):
+            rows = iteration_rows(record)
+            session.unfinished.note("iteration", iteration, rows)  # a checkpoint may take minutes
             blobs = session.runtime.blobs(iteration + 1)
-            session.checkpoints.save(iteration, blobs, record.state, iteration_rows(record))
+            session.checkpoints.save(iteration, blobs, record.state, rows)
         else:
             session.store.commit_iteration(record)
         session.store.compact(record.run_id, before=session.checkpoints.oldest)

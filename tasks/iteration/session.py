@@ -34,10 +34,11 @@ from storage.home import Home
 from storage.readers.following import FLUSH_WAIT_S, REPORT, Readers
 from storage.record.checkpoints import Checkpoint, CheckpointStore
 from storage.record.mirror import CheckpointMirror, refuse_if_continued
-from storage.record.records import DeviceEvent, IterationRecord, RunStatus
+from storage.record.records import Collected, DeviceEvent, IterationRecord, RunStatus
 from storage.record.results import last_recorded_at
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
+from tasks.iteration.unfinished import UnfinishedWork
 from tasks.report import report_file
 
 CANCELLED_FLUSH_S = 1.5
@@ -82,6 +83,7 @@ class Session:
         last_iteration: the iteration after which the run ends.
         earlier_ends: reasons for earlier ends of a continued run, by the last iteration before each.
         ended_early: why that is not the last one in the settings; empty if it is.
+        unfinished: paid work that no record has yet.
         next_plan: seeds of the first iteration, if chosen before the run was interrupted.
         noted: number of entries in each of the runtime's lists of losses that already have an event.
         devices_noted: devices on which the workers are known to compute.
@@ -102,7 +104,9 @@ class Session:
         readers: Readers,
         opened: ExitStack,
         mirror: CheckpointMirror | None = None,
+        unfinished: UnfinishedWork | None = None,
     ) -> None:
+        self.unfinished = unfinished or UnfinishedWork(store, run_id)
         self.run_id = run_id
         self.config = config
         self.runtime = runtime
@@ -151,6 +155,7 @@ class Session:
     ) -> None:
         status = status_after(error)
         self._cancelled = status == "cancelled"
+        self.unfinished.is_cut_off = kind is not None
         self._opened.close()
         if kind is None:
             return  # `finish_readers` follows once the run is marked as finished
@@ -196,6 +201,16 @@ class Session:
     def evaluates_after(self, iteration: int) -> bool:
         """Return True if a held-out evaluation follows an iteration (0: before the first)."""
         return self.ends_after(iteration) or self.config.evaluates_after(iteration)
+
+    def collect(self, following: int) -> Collected:
+        """Return the data on devices and judges since the last record; those after it are of an iteration.
+
+        Args:
+            following: that iteration.
+        """
+        collected = self.runtime.collect()
+        self.unfinished.begin("iteration", following)
+        return collected
 
     def take_seconds(self) -> dict[str, float]:
         """Return the phase times since the last call, as metrics (`rollout_s`, ...)."""
@@ -272,9 +287,13 @@ def open_session(
     with ExitStack() as opened:
         cluster = opened.enter_context(open_cluster(config, home.output(run_id)))
         runtime = Runtime(config, cluster, history, home.instances(run_id))
-        opened.callback(close_runtime, runtime, store, run_id)
+        unfinished = UnfinishedWork(store, run_id)
+        opened.callback(close_runtime, runtime, store, run_id, unfinished)
+        runtime.on_look(partial(unfinished.look, runtime.so_far))
         readers = Readers(home, run_id, config.tracking)
-        session = Session(run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror)
+        session = Session(
+            run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror, unfinished
+        )
     try:
         environment = store.run(run_id).environment
         session.devices_noted = set(filter(None, environment.get(DEVICES, "").split(", ")))
@@ -288,20 +307,24 @@ def open_session(
         else:
             # Killed before its first checkpoint: everything recorded is repeated.
             store.discard_after(run_id, -1)
+            session.unfinished.begin("iteration", 1)
+        unfinished.look(runtime.so_far)  # a run that dies early in each life also pays for its devices' start
     except BaseException as error:
         session.__exit__(type(error), error)
         raise
     return session
 
 
-def close_runtime(runtime: Runtime, store: RunStore, run_id: str) -> None:
-    """End a run's processes, and record the rented instances that could not be released."""
+def close_runtime(runtime: Runtime, store: RunStore, run_id: str, unfinished: UnfinishedWork) -> None:
+    """End a run's processes; record unfinished work and the rented instances that could not be released."""
     try:
         runtime.close()
     finally:
-        for note in runtime.collect().notes:
+        left = runtime.collect()
+        for note in left.notes:
             with suppress(StorageError):
                 store.add_event(run_id, "capacity", note)
+        unfinished.end(left)
 
 
 def _go_back(session: Session, checkpoint: Checkpoint) -> None:
@@ -313,6 +336,7 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
         session.next_plan = plan_from_json(state["next_plan"])
     session.store.discard_after(session.run_id, checkpoint.iteration)
     session.first_iteration = checkpoint.iteration + 1
+    session.unfinished.begin("iteration", session.first_iteration)
     session.store.add_event(
         session.run_id,
         "resumed",

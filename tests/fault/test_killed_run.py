@@ -23,6 +23,7 @@ from flows.server.note import SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
 from storage.record.run_store import RunStore
+from tasks.iteration.budget import spending
 from tests.killed_run import LIGHT, WITHOUT_RAY, flow_states, lines_until, undisturbed_state
 from tests.own_servers import running_s3
 from tests.running_up import port_taken, wait_until
@@ -84,6 +85,27 @@ def assert_ended_as(undisturbed: dict[str, bytes], reference_home: Path, home: P
     row, reference = RunStore(Home(home)).run(run_id), RunStore(Home(reference_home)).run("undisturbed")
     assert row.status == "finished"
     assert row.summary["score_after"] == reference.summary["score_after"]
+
+
+@pytest.mark.timeout(900)  # three lives of a run
+def test_a_crash_loop_spends_no_more_than_its_budget(home):
+    """Whose iteration dies each time, under a policy that restarts it."""
+    store, used = RunStore(Home(home)), [0.0]
+    for command in ("train", "resume", "resume"):
+        child = start(home, "looping", command, settings=(*WITHOUT_RAY, "iterations=40", "budget.usd=1000"))
+        # By then a resumed one has written what the start of its devices cost.
+        lines_until(child, "ITERATION 1\n" if command == "train" else "PHASE rollout\n")
+        child.kill()
+        child.wait()
+        # The process beside it finds it dead.
+        wait_until("the run is interrupted", lambda: store.run("looping").status == "interrupted")
+        used.append(spending(store, "looping").usd)
+    assert used == sorted(set(used)), used
+    store.set_limits("looping", store.run("looping").config.changed(budget={"usd": used[-1] - 1e-6}))
+    done = store.run("looping").last_iteration
+    start(home, "looping", "resume").communicate(timeout=400)  # at most for the evaluation at the end
+    row = store.run("looping")
+    assert row.last_iteration == done and (row.error or "").startswith("budget.usd is")
 
 
 def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undisturbed, tmp_path):

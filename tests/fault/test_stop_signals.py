@@ -112,7 +112,11 @@ def stop(home: Home, server: LocalServer, run_id: str, cluster: str, *settings: 
     assert code == 130, shown
     done = assert_one_line(shown, run_id)
     assert_cancelled_everywhere(home, server, run_id)
-    assert RunStore(home).run(run_id).last_iteration == done
+    store = RunStore(home)
+    assert store.run(run_id).last_iteration == done
+    with store.reading(run_id) as connection:
+        paid = connection.execute("SELECT iteration, usd > 0 FROM costs WHERE phase = 'discarded'").fetchall()
+    assert paid and set(paid) == {(done + 1, True)}, "the bill has the iteration that was stopped"
     assert max(CheckpointStore(home.run(run_id)).iterations()) == done
     assert_none_is_left(family)
 

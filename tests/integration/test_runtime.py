@@ -261,8 +261,21 @@ def test_a_scorer_that_fails_on_everything_stops_the_run(fresh, monkeypatch):
 
 def test_intervals_of_every_device_are_contiguous(runtime):
     runtime.collect()
+    looks = []
+    runtime.on_look(lambda: looks.append(runtime.so_far()))
     runtime.rollout(runtime.explore(2))
-    intervals = runtime.collect().intervals
+    so_far = runtime.so_far()
+    collected = runtime.collect()
+    runtime.on_look(lambda: None)
+    intervals = collected.intervals
+    assert looks
+    until = max(interval.ended_at for interval in so_far.intervals)
+    assert sum(min(i.ended_at, until) - i.started_at for i in intervals if i.started_at < until) == (
+        pytest.approx(sum(i.ended_at - i.started_at for i in so_far.intervals))
+    )
+    assert sum(paid.paid_s for paid in so_far.paid_time) == (
+        pytest.approx(sum(i.ended_at - i.started_at for i in so_far.intervals), abs=0.01)
+    )
     by_worker = {}
     for interval in intervals:
         by_worker.setdefault(interval.worker, []).append(interval)

@@ -22,7 +22,9 @@ def test_states_sum_to_the_bill(moves):
         now += pause
         timeline.enter("w", state, now)
         if take:
+            so_far = timeline.so_far(now)
             taken += timeline.take(now)
+            assert taken[len(taken) - len(so_far) :] == so_far
     now += 1
     timeline.remove("w", now)
     taken += timeline.take(now)
@@ -57,6 +59,7 @@ def test_states_sum_to_the_meters_however_the_wall_clock_is_set(moves):
         else:
             timeline.enter(worker, state, clock.now())
         if pause_s > 50:
+            assert meter.so_far(monotonic_s) == meter.so_far(monotonic_s)
             taken, paid = taken + timeline.take(clock.now()), paid + meter.take(monotonic_s)
     taken, paid = taken + timeline.take(clock.now()), paid + meter.take(monotonic_s)
     for worker in "abc":

@@ -92,7 +92,7 @@ class CommandCapacity(CapacityProvider):
         self._commands = ThreadPoolExecutor(1, thread_name_prefix="capacity")
         self._acquiring: Future[None] | None = None
         self._held: dict[str, Offer] = {}
-        self._leaving: dict[str, Offer] = {}  # not released yet, or in vain
+        self._leaving: dict[str, Offer] = {}  # whose release is due or has failed
         self._file: Path | None = None
         self._acquires: subprocess.Popen[str] | None = None
         self._closing = False

@@ -589,3 +589,12 @@ def test_a_worker_says_that_its_notices_cannot_be_read():
     stage.fleet.add_ready_workers()
     (note,) = stage.fleet.collector.close().notes
     assert note.startswith("spot-0.1 sees no preemption notices") and note.endswith("no answer within 2 s")
+
+
+def test_each_look_of_a_phase_and_of_a_wait_calls_what_follows_the_fleet():
+    fleet, looks = Stage().fleet, list[str]()
+    fleet.on_look = lambda: looks.append("look")
+    fleet.look()
+    assert len(looks) == 1
+    fleet.regroups(lambda: WorkLeft((), {}), False)
+    assert len(looks) == 2

@@ -318,7 +318,8 @@ def test_all_is_given_back_at_the_end_and_what_could_not_be_is_an_event(
     noted: list[tuple[str, str, str]] = []
     store: Any = type("Store", (), {"add_event": lambda self, *event: noted.append(event)})()
     runtime: Any = SimpleNamespace(close=fleet.close, collect=fleet.collector.close)
-    close_runtime(runtime, store, "r")
+    unfinished: Any = SimpleNamespace(end=lambda left: None)
+    close_runtime(runtime, store, "r", unfinished)
     assert noted == [("r", "capacity", "a may still be paid for")] and provider.closed
 
 

@@ -37,7 +37,7 @@ from flows.run_identity import check_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
 from storage.environment import PURPOSE, environment, preset_fact
-from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError, TakenOverError
 from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.files import held_out_in_words
 from storage.record.records import Collected
@@ -124,8 +124,14 @@ def train_run(
         # The error that ended the run matters more than a disk that refuses to record it.
         log.note(f"ended: {_reason(error)}")
         status = status_after(error)
-        with suppress(StorageError):
+        try:
             store.set_status(run_id, status, _reason(error))
+        except (
+            TakenOverError
+        ) as taken:  # it matters more than a signal, whose message would offer to continue
+            raise taken from error
+        except StorageError:
+            pass
         with suppress(StorageError):
             finish_mirror(mirror, status)
         hidden = signal_behind(error)

@@ -80,6 +80,10 @@ class StorageError(SpotlightError, RuntimeError):
     """A file of a run or of a home cannot be read or written."""
 
 
+class TakenOverError(StorageError):
+    """Another process has taken over the run that this one drives; it must not change the record."""
+
+
 class DriftError(SpotlightError, RuntimeError):
     """The result of a reproduction differs from the recorded run."""
 

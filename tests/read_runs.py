@@ -58,7 +58,7 @@ class Followed:
     def __init__(self, store: RunStore, run_id: str, config: RunConfig) -> None:
         self._folder, self._names = store.folder(run_id), config.tracking.to
         self._before = len(self._folder.events())
-        self.readers = Readers(store.home, run_id, config.tracking)
+        self.readers = Readers(store, run_id, config.tracking)
 
     @property
     def troubles(self) -> list[str]:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from storage.clock import now
 from storage.config.tracking import TrackingConfig
-from storage.errors import SpotlightError, StorageError, shortened
+from storage.errors import SpotlightError, StorageError, TakenOverError, shortened
 from storage.home import Home, dashboard_page
 from storage.readers.figures import figure_name, gallery, last_moment, moments_after
 from storage.readers.protocol import Reader, ReadRun
@@ -28,7 +28,6 @@ from storage.readers.registry import READERS
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import CHECKPOINT, locked, read_json, write_json
 from storage.record.records import RunStatus
-from storage.record.run_folder import RunFolder
 from storage.record.run_store import RunRow, RunStore
 from storage.text import one_line
 
@@ -59,12 +58,15 @@ _log = logging.getLogger(__name__)
 class Readers:
     """The readers of a run. No method raises because of a reader, and only `finish` waits for one.
 
+    They send nothing more once another process drives the run, whose own readers continue.
+
     Args:
+        store: store that drives the run.
         tracking: its readers; they differ from the stored settings if a resumed run uses another server.
     """
 
-    def __init__(self, home: Home, run_id: str, tracking: TrackingConfig) -> None:
-        self._threads = [_ReaderThread(home, run_id, name, tracking) for name in tracking.to]
+    def __init__(self, store: RunStore, run_id: str, tracking: TrackingConfig) -> None:
+        self._threads = [_ReaderThread(store, run_id, name, tracking) for name in tracking.to]
         for thread in self._threads:
             thread.start()
 
@@ -91,10 +93,10 @@ class Readers:
 class _ReaderThread(threading.Thread):
     """One reader beside a run. It is a daemon thread: a crashing process does not wait for it."""
 
-    def __init__(self, home: Home, run_id: str, name: str, tracking: TrackingConfig) -> None:
+    def __init__(self, store: RunStore, run_id: str, name: str, tracking: TrackingConfig) -> None:
         super().__init__(name=f"reader {name}", daemon=True)
-        self._home, self._run_id, self._name, self._tracking = home, run_id, name, tracking
-        self._follower = Follower(home, run_id, name, tracking, self._say)
+        self._store, self._run_id, self._name, self._tracking = store, run_id, name, tracking
+        self._follower = Follower(store, run_id, name, tracking, self._say)
         self._status: RunStatus | None = None
         self._is_linked = self._has_said = False
         self._earlier: list[RunRow] | None = None
@@ -120,6 +122,8 @@ class _ReaderThread(threading.Thread):
             with locked(self._follower.lock):
                 self._follower.read_position()
                 self._follow()
+        except TakenOverError:
+            pass  # the run's new process has readers, and they wait for this lock
         except OSError as error:
             self._say(f"{self._label} gets nothing of this run ({in_words(error)})")
 
@@ -149,6 +153,8 @@ class _ReaderThread(threading.Thread):
         follower = self._follower
         try:
             follower.catch_up(status, now())
+        except TakenOverError:
+            raise
         except Exception as error:  # noqa: BLE001 - of any package the reader needs
             follower.is_open = False
             text = f"{self._label} failed ({in_words(error)})"
@@ -163,19 +169,19 @@ class _ReaderThread(threading.Thread):
             self._say(f"{self._label} answers again; the missing data was sent")
         if follower.reader.page and not self._is_linked:
             self._is_linked = True
-            self._note(RunStore(self._home).link, follower.reader.page)
+            self._note(self._store.link, follower.reader.page)
 
     def _send_earlier(self, is_over: Callable[[], bool]) -> None:
         """Send what the reader lacks of earlier runs, one after another."""
         try:
             if self._earlier is None:
-                self._earlier = _behind(self._home, self._name, self._tracking, self._label)
+                self._earlier = _behind(self._store, self._name, self._tracking, self._label)
         except SpotlightError as error:
             self._earlier = []
             self._say(f"{self._label} lacks the figures of earlier runs: {error}")
         while self._earlier and not is_over():
             row = self._earlier.pop(0)
-            follower = Follower(self._home, row.run_id, self._name, self._tracking, self._say)
+            follower = Follower(self._store, row.run_id, self._name, self._tracking, self._say)
             try:
                 with locked(follower.lock, wait=False) as is_ours:
                     if is_ours:
@@ -198,7 +204,7 @@ class _ReaderThread(threading.Thread):
 
     def _say(self, message: str, level: int = logging.WARNING) -> None:
         _log.log(level, message)
-        self._note(RunStore(self._home).add_event, message)
+        self._note(self._store.add_event, message)
 
     def _note(self, write: Callable[[str, str, str], None], text: str) -> None:
         try:
@@ -259,13 +265,13 @@ class Follower:
     """
 
     def __init__(
-        self, home: Home, run_id: str, name: str, tracking: TrackingConfig, say: Callable[[str], None]
+        self, store: RunStore, run_id: str, name: str, tracking: TrackingConfig, say: Callable[[str], None]
     ) -> None:
-        self._home, self._run_id, self._name, self._say = home, run_id, name, say
-        self._folder = RunFolder(home.run(run_id))
+        self._store, self._run_id, self._name, self._say = store, run_id, name, say
+        self._folder = store.folder(run_id)
         self._refused_once = ""
         self.refused: list[str] = []
-        self.reader = READERS.find(name).build(home, tracking)
+        self.reader = READERS.find(name).build(store.home, tracking)
         self.file = position_file(self._folder.path, name)
         self.lock = self.file.with_suffix(".lock")
         self.is_open = self.is_complete = False
@@ -299,7 +305,7 @@ class Follower:
     def _send(self, status: RunStatus | None, at: float) -> bool:
         """Send everything available; return False if something was refused, and must be tried again."""
         reader, position = self.reader, self.position
-        with RunStore(self._home).reading(self._run_id) as connection:
+        with self._store.reading(self._run_id) as connection:
             last = last_moment(connection, self._run_id, position.moment, position.at)
             if last < position.moment:
                 position.moment, self.is_open = last, False  # the run went back to a checkpoint
@@ -348,6 +354,7 @@ class Follower:
 
     def _taken(self, what: str, take: Callable[..., None], *values: Any) -> bool:
         """Have the reader take something; return False if it refused that for the first time."""
+        self._folder.refuse_if_taken_over()
         try:
             take(*values)
         except Exception as error:  # of any package that the reader needs
@@ -364,6 +371,7 @@ class Follower:
         return True
 
     def _open(self) -> None:
+        self._folder.refuse_if_taken_over()
         run, position = self._folder.identity(), self.position
         settings = run["config"] if isinstance(run["config"], dict) else {}
         described = ReadRun(
@@ -409,10 +417,10 @@ def send_evaluation(
             _log.warning("%s did not take evaluation %s in %g s", reader.label, run.run_id, FLUSH_WAIT_S)
 
 
-def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list[RunRow]:
+def _behind(store: RunStore, name: str, tracking: TrackingConfig, label: str) -> list[RunRow]:
     """Return ended runs of the same server that a reader has not taken completely, the newest first."""
     found = []
-    for row in RunStore(home).runs():
+    for row in store.runs():
         is_over = row.host == socket.gethostname() or now() > (row.ended_at or 0.0) + SETTLED_S
         if row.status in ("running", "simulated") or not is_over:
             continue
@@ -420,7 +428,7 @@ def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list
         given = settings.get("tracking") if isinstance(settings, dict) else None
         given = given if isinstance(given, dict) else {}
         if name in given.get("to", [name]) and given.get("uri", "") == tracking.uri:
-            taken = Position.read(position_file(home.run(row.run_id), name), label)
+            taken = Position.read(position_file(store.home.run(row.run_id), name), label)
             found += [row] if taken.ended != row.status else []
     return found[:MOST_EARLIER]
 

@@ -22,12 +22,12 @@ from storage.errors import CheckpointError, quoted
 from storage.record.files import (
     CHECKPOINT,
     delete_folder,
-    put_folder,
     refusals,
     replace_file,
     row_folders,
     sync_folder,
 )
+from storage.record.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from storage.record.tables import Rows
@@ -70,9 +70,14 @@ class Checkpoint:
 
 @dataclass
 class CheckpointStore:
-    """The checkpoints in one run's folder. One process saves; any number may load meanwhile."""
+    """The checkpoints in one run's folder. One process saves; any number may load meanwhile.
+
+    Attributes:
+        life: as in `RunFolder`; the run's driver has it from `RunStore.checkpoints`.
+    """
 
     folder: Path
+    life: str = ""
 
     def iterations(self) -> list[int]:
         """Return the iterations that have a checkpoint folder (whole or damaged), oldest first."""
@@ -97,6 +102,7 @@ class CheckpointStore:
         Raises:
             ValueError: a bad iteration or blob name.
             CheckpointError: the disk refused (full, read-only); earlier checkpoints are untouched.
+            TakenOverError: another process drives the run by now.
         """
         if iteration < 0:
             raise ValueError(f"iteration is {iteration}; it counts from 0")
@@ -111,31 +117,34 @@ class CheckpointStore:
         manifest = {"format": _FORMAT, "iteration": iteration, "digest": DIGEST, "files": entries}
         # Last, since files are written in this order: without it there is no checkpoint.
         files[MANIFEST] = json.dumps({**manifest, "manifest_digest": _digest_of(manifest)}, indent=1).encode()
-        name = f"iteration-{iteration:06d}"
+        name, run = f"iteration-{iteration:06d}", self._run
         with refusals(
             f"the checkpoint in {self.folder / name}", "then resume from the one before", CheckpointError
         ):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for left in (*self.folder.glob(".deleting-*"), *self.folder.glob(".saving-iteration-*")):
-                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
-            put_folder(self.folder, name, rows or {}, checkpoint=files)
-            # Newer ones date from before the run went back (they were damaged, or a person chose an earlier
-            # one): counted as newest they would displace the valid one.
-            valid = [i for i in self.iterations() if i <= iteration]
-            self._delete_all_but({*valid[-KEPT:], *({self.pinned} & set(valid))})
+            with run.fenced():
+                for left in (*self.folder.glob(".deleting-*"), *self.folder.glob(".saving-iteration-*")):
+                    shutil.rmtree(left, ignore_errors=True)  # of a process that was killed or replaced
+            run.put(name, rows or {}, checkpoint=files)
+            with run.fenced():
+                # Newer ones date from before the run went back (they were damaged, or a person chose an
+                # earlier one): counted as newest they would displace the valid one.
+                valid = [i for i in self.iterations() if i <= iteration]
+                self._delete_all_but({*valid[-KEPT:], *({self.pinned} & set(valid))})
         return self.folder / name / CHECKPOINT
 
     def pin(self, iteration: int) -> None:
         """Keep a checkpoint until another is pinned; CheckpointError if it is missing or the disk refuses."""
         self._path_of(iteration)
         mark = f"the mark of checkpoint {iteration} in {self.folder}"
-        with refusals(mark, "then resume", CheckpointError):
+        with refusals(mark, "then resume", CheckpointError), self._run.fenced():
             replace_file(self.folder / PINNED, str(iteration).encode())
 
     def drop_after(self, iteration: int) -> None:
         """Delete later checkpoints; a CheckpointError if this one is missing or the disk refuses."""
         self._path_of(iteration)
-        with refusals(f"to {self.folder}, to delete later checkpoints", "then resume", CheckpointError):
+        what = f"to {self.folder}, to delete later checkpoints"
+        with refusals(what, "then resume", CheckpointError), self._run.fenced():
             self._delete_all_but({i for i in self.iterations() if i <= iteration})
 
     @property
@@ -193,6 +202,10 @@ class CheckpointStore:
     def load(self, iteration: int) -> Checkpoint:
         """Return the checkpoint of one iteration; a CheckpointError if it is missing or damaged."""
         return _read(self._path_of(iteration), iteration, [])
+
+    @property
+    def _run(self) -> RunFolder:
+        return RunFolder(self.folder, self.life)
 
     def _path_of(self, iteration: int) -> Path:
         path = self._found().get(iteration)

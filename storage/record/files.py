@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +75,8 @@ def put_folder(
     rows: Mapping[str, pa.Table | Callable[[IO[bytes]], None]],
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     checkpoint: Mapping[str, bytes | bytearray | memoryview] | None = None,
+    writer: str = "",
+    publishing: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Write a folder under another name, force it to disk and rename it, replacing an earlier one.
 
@@ -82,10 +84,12 @@ def put_folder(
         rows: rows by table, or a function that writes them into an open file.
         facts: content by JSON file.
         checkpoint: content by file of the folder `CHECKPOINT` in it; None for no such folder.
+        writer: identifier that keeps two processes from writing into one folder.
+        publishing: context of the rename; it may refuse.
     """
     import pyarrow.parquet as pq
 
-    saving, final = parent / f".saving-{name}", parent / name
+    saving, final = parent / f".saving-{name}{writer and f'-{writer}'}", parent / name
     shutil.rmtree(saving, ignore_errors=True)
     saving.mkdir(mode=0o700, parents=True)
     for table, content in rows.items():
@@ -104,15 +108,16 @@ def put_folder(
             write_durably(saving / CHECKPOINT / file_name, octets)
         sync_folder(saving / CHECKPOINT)
     sync_folder(saving)
-    if final.exists():  # a rename cannot replace a folder with content
-        replaced = parent / f"{ASIDE}{name}"
-        shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)
-        saving.rename(final)
-        delete_folder(replaced)
-    else:
-        saving.rename(final)
-    sync_folder(parent)
+    with publishing():
+        if final.exists():  # a rename cannot replace a folder with content
+            replaced = parent / f"{ASIDE}{name}"
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+            saving.rename(final)
+            delete_folder(replaced)
+        else:
+            saving.rename(final)
+        sync_folder(parent)
 
 
 def is_whole(path: Path) -> bool:

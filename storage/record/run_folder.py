@@ -18,7 +18,9 @@ counts twice; the folders are deleted some minutes later, as a reader may have t
 - Discarding renames folders one by one, the latest iteration first: a kill between two leaves a run that ends
 a little later.
 - An unfinished folder becomes a discarded one by one rename, unless its iteration has been recorded.
-- A process that changes run.json or notes.json or adds an event holds the folder's lock for that moment.
+- A process that changes run.json or notes.json or adds an event holds the folder's lock for that moment. So
+does the run's driver when it renames a folder; it first compares its life with the newest in run.json. One
+that was taken over writes nothing, even if the locks of two hosts do not see each other.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from storage.errors import StorageError
+from storage.errors import StorageError, TakenOverError
 from storage.home import Home
 from storage.record.files import (
     ASIDE,
@@ -76,11 +79,15 @@ _LARGEST_PART_BYTES = 64 << 20
 class RunFolder:
     """A reader and writer of a run's folder. Cheap to make; keeps nothing open.
 
-    Methods that write raise StorageError if the disk refuses.
+    Methods that write raise StorageError if the disk refuses, and TakenOverError if this process drove the
+    run and another one does by now.
+
+    Args:
+        life: identifier of the life of the run that this process drives; empty for any other process.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, life: str = "") -> None:
+        self.path, self.life = path, life
 
     @property
     def run_id(self) -> str:
@@ -138,6 +145,7 @@ class RunFolder:
         """
         path = self.path / file
         with self._refusals(), self.locked():
+            self.refuse_if_taken_over()
             changed = change(read_json(path) if path.exists() else {})
             if changed is not None:
                 write_json(path, changed)
@@ -151,6 +159,7 @@ class RunFolder:
     def add_event(self, event: Mapping[str, Any]) -> None:
         """Append an event (JSON values); when this returns it is on disk."""
         with self._refusals(), self.locked():
+            self.refuse_if_taken_over()
             self.append(event, durably=True)
 
     def append(self, values: Mapping[str, Any], durably: bool = False) -> None:
@@ -206,7 +215,7 @@ class RunFolder:
     def commit(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:
         """Make the rows of an `iteration` or an `evaluation` durable, replacing earlier ones."""
         with self._refusals():
-            put_folder(self.path, f"{phase}-{number:06d}", rows)
+            self.put(f"{phase}-{number:06d}", rows)
 
     def note_unfinished(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:
         """Replace the paid work of an iteration or evaluation that has no record yet.
@@ -216,9 +225,10 @@ class RunFolder:
             rows: its rows by table; those that a discarded iteration does not keep are ignored.
         """
         with self._refusals():
-            self._unfinished()
+            with self.fenced():
+                self._unfinished()
             kept = {table: content for table, content in rows.items() if table in KEPT_OF_DISCARDED}
-            put_folder(self.path, f"{UNFINISHED}{phase}-{number:06d}", kept)
+            self.put(f"{UNFINISHED}{phase}-{number:06d}", kept)
 
     def settle_unfinished(self, counts: bool = True) -> None:
         """Discard the paid work without a record of a process that has ended, or is about to.
@@ -226,14 +236,18 @@ class RunFolder:
         Args:
             counts: False to delete it, since the run has done all its work.
         """
-        with self._refusals():
-            number = self.listing().discardings + 1
-            for name, path in self._unfinished().items():
-                if counts:
-                    path.rename(self.path / f"discarded-{number:04d}-{name}")
-                else:
-                    delete_folder(path)
-            sync_folder(self.path)
+        with self._refusals(), self.fenced():
+            self.settle_in_lock(counts)
+
+    def settle_in_lock(self, counts: bool = True) -> None:
+        """Do what `settle_unfinished` does, for a caller that holds the folder's lock."""
+        number = self.listing().discardings + 1
+        for name, path in self._unfinished().items():
+            if counts:
+                path.rename(self.path / f"discarded-{number:04d}-{name}")
+            else:
+                delete_folder(path)
+        sync_folder(self.path)
 
     def _unfinished(self) -> dict[str, Path]:
         """Return the folders of paid work without a record, by the name of that; delete those with one."""
@@ -246,14 +260,14 @@ class RunFolder:
 
     def discard_after(self, number: int) -> None:
         """Drop the iterations and evaluations above `number`; the paid time of their devices stays."""
-        with self._refusals():
+        with self._refusals(), self.fenced():
             for aside in self.path.glob(f"{ASIDE}*"):  # finish a killed writer's work
                 final = self.path / aside.name.removeprefix(ASIDE)
                 if final.exists():
                     delete_folder(aside)
                 else:
                     aside.rename(final)
-            self.settle_unfinished()
+            self.settle_in_lock()
             listing = self.listing()
             for folder in listing.covered:  # their names may be reused, and no part may hide them then
                 if folder.number > number:
@@ -309,8 +323,9 @@ class RunFolder:
                 for table in sorted({t for f in folders for t in f.tables})
             }
             parts = [f.number for f in (*listing.parts, *listing.covered) if f.phase == "part"]
-            put_folder(self.path, f"part-{max(parts, default=0) + 1:06d}", rows, {PART_FILE: facts})
-            self.sweep()
+            self.put(f"part-{max(parts, default=0) + 1:06d}", rows, {PART_FILE: facts})
+            with self.fenced():
+                self.sweep()
 
     def sweep(self, stay_s: float = REPLACED_STAY_S) -> None:
         """Delete folders whose rows a part holds, and remains of killed writers, if older than `stay_s`."""
@@ -363,9 +378,48 @@ class RunFolder:
             max([f.discarded for f in found] + [part["discardings"] for part in held.values()], default=0),
         )
 
+    def put(
+        self,
+        name: str,
+        rows: Mapping[str, pa.Table | Callable[[IO[bytes]], None]],
+        facts: Mapping[str, Mapping[str, Any]] | None = None,
+        checkpoint: Mapping[str, bytes | bytearray | memoryview] | None = None,
+    ) -> None:
+        """Write a folder of rows, and rename it under the fence. May raise OSError.
+
+        Args: those of `put_folder`.
+        """
+        self.refuse_if_taken_over()  # before anything is written, and again before the rename
+        try:
+            put_folder(self.path, name, rows, facts, checkpoint, self.life, self.fenced)
+        except FileNotFoundError:
+            self.refuse_if_taken_over()  # the new driver deletes what it finds half written
+            raise
+
     def locked(self) -> AbstractContextManager[bool]:
-        """Keep other processes and threads from changing the folder's JSON files."""
+        """Keep other processes and threads from changing the folder."""
         return locked(self.path / ".lock")
+
+    @contextmanager
+    def fenced(self) -> Iterator[None]:
+        """Hold the lock while the run's driver changes folders; nothing is held or checked without a life."""
+        if not self.life:
+            yield
+            return
+        with self.locked():
+            self.refuse_if_taken_over()
+            yield
+
+    def refuse_if_taken_over(self) -> None:
+        """Raise TakenOverError if this is a driver's folder, and another process drives the run by now."""
+        if not self.life or (run := self.identity())["lives"][-1] == self.life:
+            return
+        since = datetime.fromtimestamp(run["driven_since"]).astimezone().isoformat(" ", "seconds")
+        raise TakenOverError(
+            f"another process has taken over run {self.run_id!r} (process {run['pid']} on {run['host']}, "
+            f"since {since}); this one stops, and nothing of it is kept after iteration "
+            f"{run['resumed_after']}"
+        )
 
     def _discard_in_part(self, part: RowFolder, number: int) -> None:
         """Rewrite a part without the rows above `number`, but with the paid time of their devices."""

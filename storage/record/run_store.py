@@ -27,6 +27,7 @@ from storage.environment import (
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.catalogue import refresh_catalogue
+from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
 from storage.record.run_folder import COMPACTED_AT, NOTES_FILE, RUN_FILE, RunFolder
@@ -90,11 +91,13 @@ _IDENTITY = tuple(field.name for field in fields(RunRow) if field.name != "last_
 class RunStore:
     """Every run of a home. Cheap to make; keeps nothing open.
 
-    Every method may raise StorageError: a run's folder is damaged, or the disk refuses.
+    Every method may raise StorageError: a run's folder is damaged, or the disk refuses. The store that
+    created or resumed a run drives it; once another one does, it raises TakenOverError and changes nothing.
     """
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        self._lives: dict[str, str] = {}
 
     def reading(self, *run_ids: str) -> closing[RecordConnection]:
         """Open a connection to the tables of the given runs, or of all; without a record they are empty."""
@@ -128,29 +131,37 @@ class RunStore:
             "environment": dict(environment),
             "summary": {},
             "error": None,
-            "lives": [uuid.uuid4().hex],
+            "lives": [life := uuid.uuid4().hex],
+            "resumed_after": 0,
         }
         if not self.folder(run_id).create(identity):
             raise StorageError(f"run {run_id} exists already; resume it, or take another identifier")
+        self._lives[run_id] = life
         refresh_catalogue(self.home)
 
     def folder(self, run_id: str) -> RunFolder:
         """Return the folder of a run, whether or not it exists."""
-        return RunFolder(self.home.run(run_id))
+        return RunFolder(self.home.run(run_id), self._lives.get(run_id, ""))
+
+    def checkpoints(self, run_id: str) -> CheckpointStore:
+        """Return the checkpoints of a run, as changed by its driver if this store drives it."""
+        return CheckpointStore(self.home.run(run_id), self._lives.get(run_id, ""))
 
     def resume_run(self, run_id: str, pid: int) -> None:
         """Mark a run as `running` again, now done by process `pid` of this machine.
 
         Checking (`check_resumable`) and marking are one step: of two processes that resume a run, one wins.
         """
-        folder = self.known(run_id)
+        folder, life = RunFolder(self.known(run_id).path), uuid.uuid4().hex
 
         def resumed(identity: dict[str, Any]) -> dict[str, Any]:
             check_resumable(_row(folder, identity), pid)
-            life = {"status": "running", "ended_at": None, "error": None, **_driver(pid)}
-            return identity | life | {"lives": [*identity["lives"], uuid.uuid4().hex]}
+            begun = {"status": "running", "ended_at": None, "error": None, **_driver(pid)}
+            after = max(CheckpointStore(folder.path).iterations(), default=0)
+            return identity | begun | {"lives": [*identity["lives"], life], "resumed_after": after}
 
         folder.change(RUN_FILE, resumed)
+        self._lives[run_id] = life
         refresh_catalogue(self.home)  # a home that was moved or fetched has none yet
 
     def take_over(self, row: RunRow) -> None:
@@ -382,7 +393,7 @@ class RunStore:
         def interrupted(identity: dict[str, Any]) -> dict[str, Any] | None:
             if any(identity[name] != value for name, value in read.items()):
                 return None
-            folder.settle_unfinished()
+            folder.settle_in_lock()
             return identity | {"status": "interrupted", "ended_at": now(), "error": error}
 
         return folder.change(RUN_FILE, interrupted)
@@ -483,4 +494,6 @@ def _driver(pid: int) -> dict[str, Any]:
         started_s = process_start_s(pid)
     except psutil.Error:
         started_s = None
-    return {"host": socket.gethostname(), "pid": pid, "process_started_at": started_s}
+    return {
+        "host": socket.gethostname(), "pid": pid, "process_started_at": started_s, "driven_since": now()
+    }  # fmt: skip

@@ -273,7 +273,7 @@ def open_session(
     Raises:
         SpotlightError: the run cannot start; only its status is written.
     """
-    checkpoints = CheckpointStore(home.run(run_id))
+    checkpoints = store.checkpoints(run_id)
     checkpoint = checkpoints.load_latest()
     # The wall clock may have been set back since: new times start after the recorded ones.
     last_at = last_recorded_at(store, run_id)
@@ -290,7 +290,7 @@ def open_session(
         unfinished = UnfinishedWork(store, run_id)
         opened.callback(close_runtime, runtime, store, run_id, unfinished)
         runtime.on_look(partial(unfinished.look, runtime.so_far))
-        readers = Readers(home, run_id, config.tracking)
+        readers = Readers(store, run_id, config.tracking)
         session = Session(
             run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror, unfinished
         )

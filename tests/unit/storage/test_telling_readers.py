@@ -28,6 +28,7 @@ from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.read_runs import Followed, begin, commit, followed
 from tests.running_up import free_port, wait_until
+from tests.tampering import set_run
 
 SECRET = "T0KEN-of-the-webhook"
 
@@ -219,7 +220,7 @@ def test_of_several_things_that_are_refused_the_first_is_told_and_how_many(store
 
 def test_what_a_reader_lacks_in_words(store: RunStore):
     begin(store, "r", os.getpid(), to=["webhook"])
-    follower = Follower(store.home, "r", "webhook", TrackingConfig(), pytest.fail)
+    follower = Follower(store, "r", "webhook", TrackingConfig(), pytest.fail)
     assert follower.lacking() == "the run's end"
     for iteration, which in ((1, "iteration 1"), (2, "iterations 1 to 2")):
         commit(store, "r", iteration)
@@ -388,3 +389,26 @@ def test_a_refused_address_is_not_shown(address: str, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigurationError, match="as in https://HOST/SECRET") as refused:
         check_readers(TrackingConfig(to=("webhook",)))
     assert SECRET not in str(refused.value)
+
+
+def test_readers_send_nothing_more_of_a_run_that_was_taken_over(store: RunStore, hook: Hook):
+    config = begin(store, "r", os.getpid(), to=["webhook"])
+    own = Followed(store, "r", config)
+    store.add_event("r", "hacking", "the first driver's")
+    own.readers.wake()
+    wait_until("an event is told", lambda: bool(hook.told))
+    told = list(hook.told)
+    taker = RunStore(store.home)
+    set_run(store, "r", host="elsewhere")
+    taker.take_over(taker.run("r"))
+    taker.resume_run("r", os.getpid())
+    commit(taker, "r", 1)
+    taker.add_event("r", "hacking", "the second driver's")
+    own.readers.wake()
+    own.readers.finish("failed")
+    assert hook.told == told
+    assert own.troubles == []
+    taker.set_status("r", "finished")
+    its = Followed(taker, "r", config)
+    its.readers.finish("finished")
+    assert any("the second driver's" in text for text in hook.told[len(told) :])

@@ -93,7 +93,7 @@ def plan_faults(
     known: list[FaultKind] = [kind for kind in FAULT_KINDS if (kind in kinds if kinds else kind not in unmet)]
     unknown = [kind for kind in kinds or () if kind not in FAULT_KINDS]
     if unknown:
-        raise ConfigurationError(f"--kinds: no fault {unknown[0]!r}; there are {', '.join(FAULT_KINDS)}")
+        raise ConfigurationError(f"--kinds: no fault {unknown[0]!r}; choose from {', '.join(FAULT_KINDS)}")
     wanted = {fault.kind for fault in written} or set(known)
     for kind in wanted & unmet.keys():
         raise ConfigurationError(f"the fault {kind} would find no victim: {unmet[kind]}")
@@ -111,11 +111,11 @@ def _unmet(runtime: RuntimeConfig) -> dict[str, str]:
     """Return the kinds that target processes the run does not start itself, each with a remedy."""
     unmet: dict[str, str] = {}
     if os.environ.get("PREFECT_API_URL"):
-        unmet["server_death"] = "PREFECT_API_URL names another Prefect server than the run's own; unset it"
+        unmet["server_death"] = "PREFECT_API_URL names a Prefect server other than the run's own; unset it"
     if runtime.cluster == "local":
-        unmet["agent_death"] = "runtime.cluster=local has no agents of Ray; set runtime.cluster=ray"
+        unmet["agent_death"] = "runtime.cluster=local has no Ray agents; set runtime.cluster=ray"
     elif runtime.ray_address:
-        unmet["agent_death"] = "runtime.cluster names another Ray cluster than the run's own; set it to ray"
+        unmet["agent_death"] = "runtime.cluster names a Ray cluster other than the run's own; set it to ray"
     return unmet
 
 
@@ -153,10 +153,10 @@ def judged(home: Home, run_ids: Sequence[str], undisturbed: Mapping[str, str]) -
     """Return the figures of disturbed runs that have ended, and their broken promises as text.
 
     `identical_weights` (also the moving average and the optimiser, to the bit) is not promised if devices
-    share samples, because their bits depend on the number of sharers.
+    share samples, because their bits depend on the number of devices that share.
 
     Args:
-        undisturbed: `digests` of the undisturbed run's end.
+        undisturbed: `digests` at the end of the undisturbed run.
     """
     reports: list[HistoryReport] = []
     broken: list[str] = []
@@ -175,7 +175,7 @@ def judged(home: Home, run_ids: Sequence[str], undisturbed: Mapping[str, str]) -
         if not ledger.is_balanced:
             broken.append(
                 f"the ledger of {run_id} does not add up: the states differ from the paid time by "
-                f"{ledger.unaccounted_share:.2%}, {len(ledger.overlaps)} times a device was in two"
+                f"{ledger.unaccounted_share:.2%}, and a device was in two {len(ledger.overlaps)} times"
             )
         identical, adds_up = identical and is_same, adds_up and ledger.is_balanced
     return {
@@ -194,7 +194,7 @@ def judged(home: Home, run_ids: Sequence[str], undisturbed: Mapping[str, str]) -
 
 
 def digests(home: Home, run_id: str) -> dict[int, dict[str, str]]:
-    """Return SHA-256 of weights, moving average and optimiser in each checkpoint of a run, by iteration."""
+    """Return SHA-256 of weights, moving average and optimiser in a run's checkpoints, by iteration."""
     store = CheckpointStore(home.run(run_id))
     return {
         iteration: {

@@ -27,14 +27,14 @@ _GENERATED_SHAPE = TraceShape(capacity=4, length_s=20_000, mean_lifetime_s=3600,
 
 @dataclass(frozen=True)
 class TracePlan:
-    """The replay of a trace.
+    """A plan to replay a trace.
 
     Attributes:
         name: name of its file, or `generated`.
         fitted: the part to replay, with the original times.
         most: largest number of spot instances at once.
-        notice_s: seconds from the notice of an instance to its removal; 0 for no notice.
-        stretch: length of the replay, in multiples of the undisturbed run.
+        notice_s: seconds from an instance's notice to its removal; 0 for no notice.
+        stretch: length of the replay, in multiples of the undisturbed run's.
     """
 
     name: str
@@ -85,13 +85,13 @@ def plan_trace(
     """Read a trace and fit it to this machine: if it has too many instances, every n-th is replayed.
 
     Args:
-        source: a file that `read_trace` reads, or `generated` for one from the seed.
+        source: a file for `read_trace`, or `generated` for a trace drawn from the seed.
         most: largest number of spot instances at once; 4 by default.
         notice_s: seconds of notice; none by default.
 
     Raises:
         TraceError: the trace cannot be read, nothing comes or goes in it, or a figure is out of range.
-        ConfigurationError: the run cannot join instances of this machine.
+        ConfigurationError: the run cannot join instances on this machine.
     """
     refuse_unfit(config.runtime, config.exploration)
     if config.runtime.cluster != "ray":

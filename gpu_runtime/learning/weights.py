@@ -38,7 +38,7 @@ def refuse_not_finite(state: Mapping[str, np.ndarray], what: str) -> None:
         bad = state[name].size - int(np.count_nonzero(np.isfinite(state[name])))
         if bad:
             raise TrainingError(
-                f"{bad:,} of the {state[name].size:,} numbers of {name} are not finite in {what}; nothing "
+                f"{bad:,} of the {state[name].size:,} values of {name} are not finite in {what}; nothing "
                 "was published or saved. Resume from the last checkpoint, with a lower "
                 "optimizer.learning_rate if this happens again"
             )

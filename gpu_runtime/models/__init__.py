@@ -1,1 +1,1 @@
-"""Diffusion transformers: what a family offers, the families by name, and loading the configured one."""
+"""Diffusion transformers: the protocol of a family, the families by name, and loading the configured one."""

@@ -25,7 +25,7 @@ class WanOptions(Section):
 
 
 def source_count(settings: ModelConfig) -> int:
-    """Return the source images of a prompt, in a family that edits."""
+    """Return the number of source images per prompt, in a family that edits."""
     return settings.options.get("images", 1)
 
 

@@ -1,7 +1,7 @@
 """Attention over image and text tokens without a mask, for families whose own is slower or cannot be shared.
 
-Stable Diffusion 3's own bypasses diffusers' dispatcher, through which devices share a sequence. That of
-HunyuanVideo 1.5 masks padding even where there is none, and few fast kernels take a mask.
+Stable Diffusion 3's own bypasses diffusers' dispatcher, through which devices share a sequence. HunyuanVideo
+1.5's masks padding even where there is none, and few fast kernels support a mask.
 
 Shape suffixes: B samples, S tokens, N heads, D width of a head.
 """

@@ -25,7 +25,7 @@ class Conditioning:
         embeds_BLE: text embeddings, float.
         mask_BL: True where a text token is real, False where it is padding.
         pooled_BE: one vector for the whole prompt, of another width, in families that have one.
-        second: text that another encoder embeds, in families whose transformer takes the two apart.
+        second: text embedded by another encoder, in families whose transformer takes the two separately.
         source_BZC: latents of the images that the prompts ask to change, which follow the sample's own
             tokens; None without such images.
         source_BHWC: these images, uint8 RGB, in families that decode with their help.
@@ -42,7 +42,7 @@ class Conditioning:
 
     @cached_property
     def texts(self) -> list[torch.Tensor]:
-        """Embeddings of each row's real tokens; cut once, as a device is asked how many there are."""
+        """Embeddings of each row's real tokens; cut only once, because counting them waits for the device."""
         return [embeds_LE[mask_L] for embeds_LE, mask_L in zip(self.embeds_BLE, self.mask_BL, strict=True)]
 
     @property
@@ -57,12 +57,12 @@ class Conditioning:
         return self._each(lambda tensor: tensor[row])
 
     def to(self, device: torch.device | str) -> Conditioning:
-        """Return the same on a device."""
+        """Return the conditioning on a device."""
         return self._each(lambda tensor: tensor.to(device))
 
     @staticmethod
     def joined(parts: Sequence[Conditioning]) -> Conditioning:
-        """Join the rows of several in order; pooled vectors, and sources, are in all of them or in none."""
+        """Join the rows of several in order; all of them or none have pooled vectors, and sources."""
 
         def together(values: list[Any]) -> Any:
             if isinstance(values[0], Conditioning):
@@ -88,7 +88,7 @@ class Conditioning:
 
 
 class DiffusionModel(Protocol):
-    """A DiT family: it encodes prompts, predicts velocity and decodes. Sampling is elsewhere."""
+    """A DiT family, which encodes prompts, predicts velocity and decodes. Sampling is elsewhere."""
 
     transformer: torch.nn.Module
     """The network that post-training changes; everything else is frozen."""
@@ -175,7 +175,7 @@ class EditingModel(Protocol):
 
 
 class ModelOutline(Protocol):
-    """The outline of a model for the checks before a run."""
+    """A model's outline for the checks before a run."""
 
     transformer: torch.nn.Module
     """Layers of the model, perhaps without memory for their weights."""
@@ -194,7 +194,7 @@ class ModelOutline(Protocol):
         ...
 
     def memory_in_words(self, config: RunConfig, keeps_reference: bool) -> str:
-        """Return a text on the least memory that a run needs on a device; empty if that is little."""
+        """Describe the least memory that a run needs on a device; empty if that is little."""
         ...
 
     def text_length_for(self, degree: int) -> int | None:
@@ -206,5 +206,5 @@ class ModelOutline(Protocol):
         ...
 
     def blank_image(self) -> np.ndarray:
-        """Return an image or a clip of the size that the model makes, uint8, (H, W, 3) or (F, H, W, 3)."""
+        """Return an image or a clip of the model's size, uint8, (H, W, 3) or (F, H, W, 3)."""
         ...

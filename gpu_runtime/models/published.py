@@ -1,8 +1,8 @@
 """Sizes of published models, and the operations and bytes of a pass: without weights and without torch.
 
-A multiplication with its addition counts as two operations. Norms, activations and RoPE are no matrix
-products: they are counted as bytes that the memory moves. `tests/unit/tasks/test_counted_profile.py`
-compares both operations and weights with what torch counts for the real classes.
+A multiply-add counts as two operations. Norms, activations and RoPE are not matrix products: they are counted
+as bytes that memory moves. `tests/unit/tasks/test_counted_profile.py` compares both operations and weights
+with torch's counts for the real classes.
 
 Sources: `transformer/config.json` and the part folders of each model's repository on the hub; the VAEs'
 operations by torch's counter at 512x512.
@@ -34,7 +34,7 @@ class PassOperations:
 
     Attributes:
         forward: a denoising step.
-        adapters: what LoRA adds to it.
+        adapters: operations that LoRA adds to it.
         backward: from the loss to the adapters: through every layer's input, but to no frozen weight.
     """
 
@@ -48,17 +48,17 @@ class Architecture:
     """The sizes of a transformer. Attention has 4 weights per squared width for each stream of a block.
 
     Attributes:
-        width: numbers of a token inside.
-        double: blocks in which image and text have weights of their own.
-        single: blocks in which they share them.
-        image_only, text_only: blocks that only one of them passes.
-        dual: blocks with a second attention, of the image alone.
-        cross: blocks that the image passes alone, with a cross-attention to the text.
-        linear_head: width of a head where the attention of these is linear; 0 where it compares all tokens.
-        channels: numbers of an image token outside.
-        text_width: numbers of a text token as the encoder gives it, and those inside its projection.
+        width: hidden width of a token.
+        double: blocks in which image and text have separate weights.
+        single: blocks in which they share weights.
+        image_only, text_only: blocks that only one of them passes through.
+        dual: blocks with a second attention, over the image alone.
+        cross: blocks that the image passes through alone, with cross-attention to the text.
+        linear_head: head width if the attention of these is linear; 0 if it compares all tokens.
+        channels: channels of an image token at the transformer's input and output.
+        text_width: width of the encoder's text tokens, plus the width inside their projection.
         feed_forward: weights of a stream's feed-forward, per squared width.
-        modulation: weights of the modulations, per squared width, where blocks share them or have small ones;
+        modulation: weights of the modulations, per squared width, if blocks share them or have small ones;
             None if each block computes its own at full width.
         ends_in_image: True if the last block computes no text for a next one.
     """
@@ -79,12 +79,12 @@ class Architecture:
 
     @property
     def blocks(self) -> int:
-        """Blocks that an image token passes."""
+        """Blocks that an image token passes through."""
         return self.double + self.single + self.image_only + self.cross
 
     @property
     def numbers(self) -> float:
-        """Weights, but for biases, norms and the embedding of the noise level."""
+        """Weights, except biases, norms and the noise level's embedding."""
         squared = self.width**2
         streams = 2 * self.double + self.single + self.image_only + self.text_only
         edges = self.width * (2 * self.channels + self.text_width)
@@ -102,7 +102,7 @@ class Architecture:
         return 4 + self.feed_forward
 
     def _crossing_adapters(self, feed_forward: bool) -> float:
-        """Return the numbers in and out of the layers with adapters of an image token in `cross` blocks."""
+        """Return an image token's inputs and outputs of layers with adapters in `cross` blocks, in widths."""
         # Where attention is linear, the feed-forward consists of convolutions, which have none.
         return self.cross * (12 + (2 + self.feed_forward) * (feed_forward and not self.linear_head))
 
@@ -146,8 +146,8 @@ class Architecture:
         adapted = (8 + 10 * feed_forward) * passed + 8 * self.dual * image_tokens
         adapted += self._crossing_adapters(feed_forward) * image_tokens + 4 * self.cross * text_tokens
         adapters = 2 * rank * self.width * adapted
-        # Through a matrix product once to its input, and once more to its weight if that is trained. Nothing
-        # trained stands before the modulations and the edges; the output's input counts.
+        # A matrix product costs once to its input, and once more to its weight if that is trained. Nothing
+        # trained precedes the modulations and the edges; the output's input counts.
         backward = linear + 2 * attention + output + 2 * adapters
         return PassOperations(float(forward), float(adapters), float(backward))
 
@@ -172,17 +172,16 @@ class PublishedModel:
         name: name on the hub.
         transformer_class: name of the transformer's class in diffusers.
         transformer: arguments of that class, as in its config.json.
-        text_length: text tokens of a prompt where none are set; the tokens that are not padding where the
-            family cuts padding off.
-        more_text: text tokens that come on top of them.
-        cuts_padding: True if only the tokens of a prompt pass the transformer.
+        text_length: default text tokens of a prompt; only the real tokens if the family cuts off padding.
+        more_text: text tokens in addition to them.
+        cuts_padding: True if only a prompt's real tokens pass through the transformer.
         takes_negative: True if guidance takes a second pass.
         side: side of an image token in pixels.
-        frames: frames of a clip in a latent frame; 0 of images.
-        experts: transformers of the same sizes, of which one computes a step.
-        seen: text tokens that the encoder makes of each source image; 0 in families that edit none.
+        frames: frames per latent frame of a clip; 0 for images.
+        experts: transformers of the same size, one of which computes a step.
+        seen: text tokens that the encoder makes of each source image; 0 in families that do not edit.
         vae: weights of the VAE.
-        decoding: operations of decoding, for each pixel.
+        decoding: operations per decoded pixel.
         encoders: weights of all text encoders.
     """
 
@@ -203,7 +202,7 @@ class PublishedModel:
     seen: int = 0
 
     def passes(self, settings: ModelConfig) -> int:
-        """Return the passes of a denoising step: guidance adds one where it takes a negative prompt."""
+        """Return the passes of a denoising step: guidance adds one if it takes a negative prompt."""
         return 2 if self.takes_negative and settings.guidance > 1 else 1
 
     def tokens(self, settings: ModelConfig) -> tuple[int, int]:
@@ -216,7 +215,7 @@ class PublishedModel:
         return (1 + sources) * image, text + self.more_text + sources * self.seen
 
     def pixels(self, settings: ModelConfig) -> int:
-        """Return the pixels of a sample, which are decoded."""
+        """Return a sample's decoded pixels."""
         return math.prod(settings.size) * (settings.clip_frames if self.frames else 1)
 
 
@@ -330,7 +329,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
             "Qwen/Qwen-Image-2.1",
             Architecture(4096, single=32, text_width=2 * 4096, modulation=4, feed_forward=9),
             "QwenImage21Transformer2DModel", {},
-            # As for Z-Image: the tokens of a prompt alone pass the transformer.
+            # As for Z-Image: only a prompt's real tokens pass through the transformer.
             text_length=96, cuts_padding=True, vae=337.7e6, decoding=16.2e6, encoders=8.77e9,
         ),
     ),
@@ -348,7 +347,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         _wan("T2V-A14B", 5120, 40, 5.4, channels=16, side=16, vae=126.9e6, decoding=8.7e6, experts=2),
     ),
     "qwen-image": (_qwen_image("Qwen/Qwen-Image"),),
-    # An image has 384 squared pixels before the encoder, and a token 28 squared.
+    # The encoder gets images of 384x384 pixels, and a token stands for 28x28.
     "qwen-image-edit-plus": (_qwen_image("Qwen/Qwen-Image-Edit-2511", seen=(384 // 28) ** 2),),
 }  # fmt: skip
 
@@ -356,8 +355,8 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
 def published_model(settings: ModelConfig) -> PublishedModel | None:
     """Return the published model that the settings name; None for a family that is not counted.
 
-    Of several in a family, the one whose last word stands in the path: `large` in /models/sd3.5-large. Else
-    the first one.
+    Among several in a family, it is the one whose last word is in the path, such as `large` in
+    /models/sd3.5-large, or else the first.
     """
     models = _MODELS.get(settings.family, ())
     words = [model.name.removesuffix("-Diffusers").rpartition("-")[2].lower() for model in models]

@@ -35,20 +35,20 @@ class FamilyPlugin:
     `pipeline_family` makes one for a family whose parts come from a diffusers pipeline.
 
     Attributes:
-        load: function that loads a model onto a device.
-        outline: function that outlines a model before a run, for a kind of device.
-        files: function for the files that a model is loaded from, in a fixed order.
-        find: function that refuses a path without a model; raises `ModelError`. Quick: without torch.
-        pipeline: function for diffusers' pipeline class in whose format adapters are exported.
-        adapter_usage: function for Python code that loads exported adapters onto the model of a path.
-        check: function that refuses settings that do not fit the family; raises `ConfigurationError`.
-        prompt_check: function for a check that refuses prompts that the model cannot encode, if that is known
+        load: loads a model onto a device.
+        outline: outlines a model before a run, for a kind of device.
+        files: returns the files that a model is loaded from, in a fixed order.
+        find: refuses a path without a model; raises `ModelError`. Quick: without torch.
+        pipeline: returns the diffusers pipeline class whose format adapters are exported in.
+        adapter_usage: returns Python code that loads exported adapters onto the model at a path.
+        check: refuses settings that do not fit the family; raises `ConfigurationError`.
+        prompt_check: returns a check that refuses prompts that the model cannot encode, if that is known
             without torch; the outline checks every prompt again. The check raises `ConfigurationError`.
         options: model of its `[model.options]`.
-        source_size: function for height and width of the image that every prompt must come with, after the
-            number of images where there are several; None if the family takes text alone.
-        size: function for height and width of the images that it makes.
-        frames: function for the number of frames of its clips; None if it makes images.
+        source_size: returns height and width of the image that every prompt must come with, preceded by the
+            number of images if there are several; None if the family takes text alone.
+        size: returns height and width of the images that it makes.
+        frames: returns the number of frames of its clips; None if it makes images.
     """
 
     load: Callable[[ModelConfig, torch.device], DiffusionModel]
@@ -76,7 +76,7 @@ def pipeline_family(
 
     Args:
         module: module of its models, which is imported, with torch, when one is needed.
-        edits: True if it changes images, which have the size that it makes.
+        edits: True if it edits images, which have the size that it makes.
         clips: True if it makes clips.
     """
 
@@ -150,7 +150,7 @@ def _refuse_misfits(config: RunConfig, family: FamilyPlugin, options: Section) -
 
 
 def _check_embedded(settings: ModelConfig) -> None:
-    """Refuse settings that an embedded model has no use for, and guidance of one that was not made for it."""
+    """Refuse settings that an embedded model has no use for, and guidance for one not trained for it."""
     defaults = ModelConfig.model_fields
     changed = [
         f"model.{name}={getattr(settings, name)!r}"
@@ -159,8 +159,8 @@ def _check_embedded(settings: ModelConfig) -> None:
     ]
     if changed:
         raise ConfigurationError(
-            f"{', '.join(changed)} is set, but model.family is embedded, whose models have a size and a "
-            "precision of their own; leave it out, or set model.family"
+            f"{', '.join(changed)} is set, but model.family is embedded, whose models have a fixed size and "
+            "precision; leave it out, or set model.family"
         )
     if settings.guidance != 1 and not _embedded_settings(settings).guided:
         raise ConfigurationError(

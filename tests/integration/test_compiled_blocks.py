@@ -117,19 +117,19 @@ def test_a_machine_without_a_compiler_is_refused_before_anything_is_loaded(
         prompts={"train": str(prompts), "evaluate": str(prompts)},
     )  # fmt: skip
     monkeypatch.setattr(compiled_blocks, "_has_cpp_compiler", lambda: False)
-    with pytest.raises(ConfigurationError, match=r"g\+\+\) is not on this machine.*model\.compile=false"):
+    with pytest.raises(ConfigurationError, match=r"this machine lacks .*g\+\+\).*model\.compile=false"):
         preflight.check(config)
 
 
 def test_triton_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch):
     gpu = torch.device("cuda")
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
-    with pytest.raises(ConfigurationError, match=r"Triton \(comes with torch's CUDA builds\) is not on"):
+    with pytest.raises(ConfigurationError, match=r"lacks Triton \(comes with torch's CUDA builds\)"):
         compiled_blocks.refuse_missing_compiler(gpu)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"a C compiler \(gcc\), which Triton calls, is not on this"):
+    with pytest.raises(ConfigurationError, match=r"this machine lacks a C compiler \(gcc, called by"):
         compiled_blocks.refuse_missing_compiler(gpu)
     monkeypatch.setattr(shutil, "which", lambda name: name)
     compiled_blocks.refuse_missing_compiler(gpu)

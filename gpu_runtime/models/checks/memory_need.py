@@ -1,8 +1,8 @@
 """The least memory that a run needs, computed without loading anything.
 
-The weights are counted from the headers of the model's files; what training and generating need beside them,
-from the layers of a transformer that may have no memory for its weights. Every number is a lower bound:
-additions by kernels, an allocator or another batch are left out.
+Weights are counted from the headers of the model's files; the memory of training and generating, from the
+layers of a transformer that may be on the meta device. Every number is a lower bound: what kernels, the
+allocator or another batch add is left out.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from storage.errors import ConfigurationError
 GIB = 2**30
 _FLOAT32 = 4
 _MOMENTS = 2
-"""Moments that AdamW keeps of every trained weight."""
+"""Moments that AdamW keeps for every trained weight."""
 
 _STACKS = ("transformer_blocks", "single_transformer_blocks", "layers", "blocks")
-"""Attributes in which the families keep the blocks that every image token passes."""
+"""Attributes in which families keep the blocks that every image token passes through."""
 
 _ATTENTION = ("attn", "attention", "attn1")
-"""Attributes in which blocks keep the attention of image tokens."""
+"""Attributes in which blocks keep the image tokens' attention."""
 
 _KEPT = 4
-"""Tensors kept of each block until its backward pass: queries, keys, values, and its norm's input."""
+"""Tensors kept per block until its backward pass: queries, keys, values, and its norm's input."""
 
 Terms = dict[str, float]
-"""Bytes in use at one moment, by what needs them."""
+"""Bytes in use at one moment, by their use."""
 
 
 @dataclass(frozen=True)
 class WorkNeed:
-    """The bytes that work needs on one device, before anything is divided over several.
+    """Bytes that training and generating need on one device, before anything is divided over several.
 
     Attributes:
-        trained_bytes: weights that are trained.
+        trained_bytes: trained weights.
         trains_all: True if these are the transformer's own, or those of one of its two experts.
-        keeps_reference: True if a copy of the trained weights is kept as loaded (for the reference policy: of
-            full training, or an adapter as the reference).
+        keeps_reference: True if a copy of the trained weights as loaded is kept as the reference policy (in
+            full training, or with an adapter as the reference).
         trains_again: True if there is a second training step: AdamW's moments exist after the first.
         training_bytes: activations of one batch in training, kept for its backward pass.
-        generating_bytes: activations in the block that computes, of the samples that pass it together.
-        gradient_shards: `algorithm.gradient_shards`; above 1, nothing is divided over the devices that train.
+        generating_bytes: activations of one block, for the samples that pass through it together.
+        gradient_shards: `algorithm.gradient_shards`; above 1, nothing is divided over the training devices.
     """
 
     trained_bytes: int = 0
@@ -71,16 +71,16 @@ class WorkNeed:
         """Count the bytes of a run.
 
         Args:
-            transformer: transformer in the precision that it computes in.
+            transformer: transformer in its compute precision.
             image_tokens: image tokens of one sample; its text tokens are not counted.
             keeps_reference: True if training needs the reference policy.
-            evaluated: image tokens of a held-out sample, where there may be more.
-            one_by_one: True if the samples of a batch pass the transformer one by one.
+            evaluated: image tokens of a held-out sample, which may have more.
+            one_by_one: True if a batch's samples pass through the transformer one by one.
         """
         adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
         blocks = [block for stack in _STACKS for block in getattr(transformer, stack, ())]
-        # A gradient certainly passes all blocks after the first one with an adapter: nothing is kept of those
-        # before it, and in itself the gradient passes only the layers after its adapter.
+        # A gradient certainly passes through all blocks after the first one with an adapter. Nothing is kept
+        # of those before it, and in that block the gradient passes only through layers after its adapter.
         adapted = (place for place, block in enumerate(blocks) if adapter_numbers(block, adaptation))
         trained = blocks if trains_all else blocks[next(adapted, len(blocks)) + 1 :]
         itemsize = next(transformer.parameters()).dtype.itemsize
@@ -88,9 +88,9 @@ class WorkNeed:
         at_once = 1 if one_by_one else batch
         largest = max((_width(block) for block in blocks), default=0)
         if adaptation.gradient_checkpointing:
-            # The input of each block, and one of them computed again.
-            again = at_once * (_KEPT - 1) * max(map(_width, trained), default=0)
-            kept = batch * sum(map(_width, trained)) + again
+            # The input of each block, and one block recomputed.
+            recomputed = at_once * (_KEPT - 1) * max(map(_width, trained), default=0)
+            kept = batch * sum(map(_width, trained)) + recomputed
         else:
             kept = batch * _KEPT * sum(map(_width, trained))
         if trains_all:  # a frozen expert's weights are not among these
@@ -108,11 +108,11 @@ class WorkNeed:
         )
 
     def divided_over(self, trainers: int) -> int:
-        """Return the number of devices, of those that train, that weights are divided over."""
+        """Return the number of training devices that weights are divided over."""
         return trainers if self.gradient_shards == 1 else 1
 
     def gradients_kept(self, trainers: int) -> int:
-        """Return how many shards' gradients one of the devices that train has summed when a step begins."""
+        """Return how many shards' gradients a training device holds when a step begins."""
         return math.ceil(self.gradient_shards / trainers) if self.gradient_shards > 1 else 1
 
 
@@ -134,24 +134,24 @@ class MemoryNeed:
     work: WorkNeed = field(default_factory=WorkNeed)
 
     def of_weights(self) -> Terms:
-        """Return the weights on a device that generates, whatever it does."""
+        """Return the weights that a generating device always holds."""
         terms: Terms = {"transformer": self.transformer_bytes, "VAE": self.vae_bytes}
         if not self.offloads_encoders:
             terms["text encoders"] = self.encoders_bytes
         return terms | {"adapters": 0 if self.work.trains_all else self.work.trained_bytes}
 
     def generating(self) -> Terms:
-        """Return the need of a device that generates, at its peak."""
+        """Return a generating device's peak need."""
         activations = self.of_weights() | {"activations": self.work.generating_bytes}
         return max(activations, self._encoding(), key=_sum)
 
     def training(self, trainers: int) -> Terms:
-        """Return the need of one of the devices that train, at its peak.
+        """Return a training device's peak need.
 
         Args:
-            trainers: number of devices that train. The transformer and all that training adds are divided
-                over them, unless there are gradient shards. While generating, each holds all weights beside
-                its part.
+            trainers: number of training devices. The transformer and everything that training adds are
+                divided over them, unless there are gradient shards. While generating, each holds all weights
+                beside its part.
         """
         work, held = self.work, self.of_weights()
         kept_gradients, trainers = work.gradients_kept(trainers), work.divided_over(trainers)
@@ -164,12 +164,12 @@ class MemoryNeed:
         if work.trains_again:
             computes |= kept
         gradients = {"gradients": kept_gradients * work.trained_bytes / trainers}
-        if kept_gradients > 1:  # the last shard's last batch computes beside those of the others
+        if kept_gradients > 1:  # the other shards' gradients are held while the last one's batch computes
             computes |= gradients
         steps = held | parts | kept | gradients
-        beside: Terms = kept if work.trains_again else {}  # what stays there while it generates
+        beside: Terms = kept if work.trains_again else {}  # kept while it generates
         if trainers > 1:
-            beside = beside | {"its part of them": parts["transformer"] + parts["adapters"]}
+            beside = beside | {"its part of the weights": parts["transformer"] + parts["adapters"]}
         generates = held | {"activations": work.generating_bytes} | beside
         return max(computes, steps, generates, self._encoding() | beside, key=_sum)
 
@@ -189,22 +189,22 @@ def refuse_too_large(need: MemoryNeed, device: torch.device, models: int, traine
     """
     terms = need.training(trainers) if trainers else need.generating()
     if device.type == "cuda":
-        # Not mem_get_info, which would take memory of the device for this process.
-        found = torch.cuda.get_device_properties(0)
-        there, where = found.total_memory, found.name
+        # Not mem_get_info, which would allocate device memory for this process.
+        properties = torch.cuda.get_device_properties(0)
+        available, where = properties.total_memory, properties.name
     else:
-        there, where = psutil.virtual_memory().available, "this machine (free memory)"
+        available, where = psutil.virtual_memory().available, "this machine (free memory)"
         at_work = max(trainers, 1)
         terms = {name: at_work * size for name, size in terms.items()}
         terms["weights of the other models"] = (models - at_work) * _sum(need.of_weights())
     wanted = _sum(terms)
-    if wanted <= there:
+    if wanted <= available:
         return
     shared = f" for {models} models" if device.type == "cpu" and models > 1 else ""
     named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in terms.items() if size)
     raise ConfigurationError(
-        f"the run needs at least {wanted / GIB:.1f} GiB{shared} ({named}), but {where} has {there / GIB:.1f} "
-        f"GiB; {_advice(need, terms, trainers, bool(shared))}"
+        f"the run needs at least {wanted / GIB:.1f} GiB{shared} ({named}), but {where} has "
+        f"{available / GIB:.1f} GiB; {_advice(need, terms, trainers, bool(shared))}"
     )
 
 
@@ -226,7 +226,7 @@ def _sum(terms: Terms) -> float:
 
 
 def adapter_numbers(transformer: torch.nn.Module, adaptation: AdaptationConfig) -> int:
-    """Return how many numbers the LoRA adapters of a transformer have."""
+    """Return the number of weights in a transformer's LoRA adapters."""
     return sum(
         adaptation.rank * (layer.in_features + layer.out_features)
         for name, layer in transformer.named_modules()
@@ -236,7 +236,7 @@ def adapter_numbers(transformer: torch.nn.Module, adaptation: AdaptationConfig) 
 
 
 def _width(block: torch.nn.Module) -> int:
-    """Return the numbers of one token between the layers of a block; 0 if unknown."""
+    """Return a token's width between the layers of a block; 0 if unknown."""
     attention: Any = next((getattr(block, name) for name in _ATTENTION if hasattr(block, name)), None)
     layer: Any = getattr(attention, "to_q", None)
     return layer.out_features if isinstance(layer, torch.nn.Linear) else 0

@@ -22,12 +22,12 @@ class PipelineOutline:
     """A model's files, sizes, tokenizers and layers.
 
     Args:
-        device: kind of device that it will work on.
-        frames: frames of the clips that it makes; None if it makes images.
+        device: kind of device that it will run on.
+        frames: frames per clip; None if it makes images.
 
     Attributes:
         folder: its files, which are complete.
-        transformer: its layers, without memory for their weights.
+        transformer: its layers, on the meta device.
         height, width: size of an image, in pixels.
 
     Raises:
@@ -54,19 +54,19 @@ class PipelineOutline:
         family.check_settings(self.folder, settings)
         if family.MASKED and settings.attention in _FLASH_KERNELS:
             raise ConfigurationError(
-                f"model.attention is {settings.attention}, which takes no mask, but {settings.family} masks "
-                "its text; use native"
+                f"model.attention is {settings.attention}, which supports no mask, but {settings.family} "
+                "masks its text; use native"
             )
         processors = (getattr(module, "processor", None) for module in self.transformer.modules())
         has_choice = any(hasattr(processor, "_attention_backend") for processor in processors)
         if settings.attention in _FLASH_KERNELS and not has_choice:
             raise ConfigurationError(
-                f"model.attention is {settings.attention}, but {settings.family} computes its attention by "
-                "torch's own choice of kernels alone; use auto"
+                f"model.attention is {settings.attention}, but {settings.family} always leaves the choice "
+                "of an attention kernel to torch; use auto"
             )
         if device.type == "cuda" and dtype == torch.float32 and settings.attention in _FLASH_KERNELS:
             raise ConfigurationError(
-                f"model.attention is {settings.attention}, which computes in 16 bits alone, but model.dtype "
+                f"model.attention is {settings.attention}, which computes only in 16 bits, but model.dtype "
                 "is float32; use native, or set model.dtype=bfloat16"
             )
         load_scheduler(self.folder, family.SCHEDULER)
@@ -105,7 +105,7 @@ class PipelineOutline:
         refuse_too_large(self._need(work), self._device, models, trainers)
 
     def memory_in_words(self, config: RunConfig, keeps_reference: bool) -> str:
-        """Return a text on the least memory that a run needs on a device."""
+        """Describe the least memory that a run needs on a device."""
         need = self._need(self.work_of(config, keeps_reference))
         training, generating = need.training(config.runtime.trainer_workers), need.generating()
         return (
@@ -128,13 +128,13 @@ class PipelineOutline:
             sum(folder.parameters(part) for part in folder.parts if part.startswith("transformer")) * size,
             folder.parameters("vae") * torch.float32.itemsize,
             sum(folder.parameters(part) for part in self.family.ENCODERS) * size,
-            # On the CPU there is no other memory that they could stay in.
+            # On the CPU there is no other memory to keep them in.
             settings.encoders == "offload" and self._device.type == "cuda",
             work,
         )
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Return the image and text tokens of a sample, from the configurations of its parts."""
+        """Return the image and text tokens of a sample, from the parts' configurations."""
         image_tokens = self.family.image_tokens(self.folder.config("vae"), self._settings)
         return image_tokens, self.family.text_tokens(self._tokenizers, self._text_length, self._settings)
 

@@ -1,8 +1,8 @@
-"""The memory that a run of a published model takes on a device, by term and as a range, without any weights.
+"""The device memory of a published model's run, by term and as a range, without any weights.
 
-Low ends are what `memory_need` counts of the real class's layers. High ends count all that a block keeps:
-34 bytes for each of a token's numbers (Korthikanti et al., 2022, arXiv 2205.05198, with attention that keeps
-no matrix), and the inputs of adapters again in float32, as peft computes them.
+Low ends are counted by `memory_need` from the real class's layers. High ends count everything that a block
+keeps: 34 bytes per element of a token (Korthikanti et al., 2022, arXiv 2205.05198, with attention that keeps
+no matrix), and adapters' inputs again in float32, as peft computes them.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from storage.config.run_config import RunConfig
 
 _BFLOAT16, _FLOAT32 = 2, 4
 _KEPT_BYTES = 34
-"""Bytes that a block keeps of each number of a token, in 16 bits and without attention's matrix."""
+"""Bytes that a block keeps per element of a token, in 16 bits and without the attention matrix."""
 
 _DECODED = (2 * 128, 6 * 256)
-"""Fewest and most numbers of a pixel that the VAE's last layers hold at once: input and output of 128
-channels; six tensors of 256, with what convolutions need."""
+"""Fewest and most values per pixel that the VAE's last layers hold at once: input and output of 128
+channels; six tensors of 256, including convolutions' workspaces."""
 
 _DECODED_CLIP = (4 * 256, 8 * 256)
-"""The same of a latent frame of a clip, with the inputs that causal layers keep of the frames before."""
+"""The same for a clip's latent frame, with the inputs that causal layers keep from earlier frames."""
 
 _LATENTS = (2, 4)
 """Fewest and most copies of a batch's latents in float32."""
 
 _RUNTIME = (0.5 * GIB, 3.0 * GIB)
-"""CUDA's context, kernels' workspaces and fragments: assumed."""
+"""CUDA context, kernel workspaces and fragmentation: assumed."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """The bytes that one thing takes.
+    """The bytes of one use of memory.
 
     Attributes:
         low, high: ends of the range.
-        trains: True if only a device that trains has it.
+        trains: True if only a training device has it.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Term:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of a device of a run.
+    """The memory of one of a run's devices.
 
     Attributes:
-        held: what stays.
-        in_turn: what comes one after the other, so that the largest counts.
-        instead: what training's batch takes with the other setting of gradient checkpointing.
+        held: terms that are always there.
+        in_turn: terms that follow each other, so that the largest counts.
+        instead: a training batch with the other setting of gradient checkpointing.
     """
 
     held: Sequence[Term]
@@ -79,7 +79,7 @@ class DeviceMemory:
 
 
 def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: bool) -> DeviceMemory:
-    """Count the memory of the devices of a run that trains adapters; each holds all weights, as it generates.
+    """Count the device memory of a run that trains adapters; each device holds all weights, to generate.
 
     Args:
         keeps_reference: True if training needs the reference policy.
@@ -90,7 +90,7 @@ def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: boo
     settings = max(config.model, config.evaluated_model, key=lambda one: math.prod(one.size))
     image_tokens, text_tokens = model.tokens(settings)
     batch = config.sampling.batch_size
-    at_once = model.frames or 1  # a latent frame of a clip, which is one frame at its begin
+    at_once = model.frames or 1  # a clip's latent frame, the first of which is one frame
     least, most = _DECODED_CLIP if model.frames else _DECODED
     least, most = least * min(at_once, settings.clip_frames), most * at_once
     pixels = _FLOAT32 * math.prod(settings.size)
@@ -114,7 +114,7 @@ def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: boo
             _exactly("VAE, float32", _FLOAT32 * model.vae),
             *([] if offloaded else [encoders]),
             Term("latents of a batch", low, high),
-            Term("CUDA, workspaces, fragments", *_RUNTIME),
+            Term("CUDA, workspaces, fragmentation", *_RUNTIME),
             _exactly("gradients", gradients, trains=True),
             _exactly("AdamW's moments", 2 * trained / trainers, trains=True),
             *([_exactly("reference", trained / trainers, trains=True)] if work.keeps_reference else []),
@@ -125,7 +125,7 @@ def device_memory(config: RunConfig, model: PublishedModel, keeps_reference: boo
             *([encoders] if offloaded else []),
             Term("activations of a batch", work.generating_bytes, kept),
             Term("decoding an image", pixels * least, pixels * most),
-            # While it trains, it holds its part of the weights alone.
+            # While it trains, it holds only its part of the weights.
             replace(training, low=max(0.0, training.low - weights * (1 - 1 / trainers))),
         ],
         instead=_training(config, model, transformer, not config.adaptation.gradient_checkpointing),
@@ -143,7 +143,7 @@ def _training(
     sizes, passes = model.architecture, model.passes(config.model)
     image_tokens, text_tokens = model.tokens(config.model)
     chosen = config.changed(adaptation={"gradient_checkpointing": checkpointing})
-    batch = WorkNeed.of(  # a reference is no activation
+    batch = WorkNeed.of(  # a reference has no activations
         transformer, image_tokens, chosen, keeps_reference=False, one_by_one=model.cuts_padding
     )
     low = passes * batch.training_bytes
@@ -153,5 +153,5 @@ def _training(
     high = (
         passes * sizes.blocks * (_BFLOAT16 * each) + block if checkpointing else passes * sizes.blocks * block
     )
-    said = "with" if checkpointing else "without"
-    return Term(f"training's batch, {said} checkpointing", low, max(low, high), trains=True)
+    word = "with" if checkpointing else "without"
+    return Term(f"training batch, {word} checkpointing", low, max(low, high), trains=True)

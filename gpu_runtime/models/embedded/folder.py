@@ -1,4 +1,4 @@
-"""The files and settings of an embedded model, found and read without torch."""
+"""An embedded model's files and settings, found and read without torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def resolve_folder(path: str | Path) -> Path:
     if embedded:
         folder = WEIGHTS_FOLDER / name.removeprefix(EMBEDDED_PREFIX)
     missing = [file for file in FILES if not os.path.isfile(folder / file)]
-    if embedded and folder.parent != WEIGHTS_FOLDER:  # a name with a separator reaches outside
+    if embedded and folder.parent != WEIGHTS_FOLDER:  # a name with a separator would reach outside
         missing = list(FILES)
     if not missing:
         return folder
@@ -81,11 +81,11 @@ def resolve_folder(path: str | Path) -> Path:
         raise ModelError(
             f"{quoted(name)}: no {', '.join(missing)} in it; give a folder that EmbeddedModel.save wrote"
         )
-    there = sorted(found.name for found in WEIGHTS_FOLDER.glob("*") if (found / SETTINGS_FILE).is_file())
+    models = sorted(found.name for found in WEIGHTS_FOLDER.glob("*") if (found / SETTINGS_FILE).is_file())
     task = folder.name.removesuffix("-sparse")
     raise ModelError(
-        f"{quoted(name)}: no {', '.join(missing)} there; there are {', '.join(there) or 'no models'}. Make "
-        f"it again with: spotlight pretrain {task[:40]} --out FOLDER"
+        f"{quoted(name)}: no {', '.join(missing)} there; available models: {', '.join(models) or 'none'}. "
+        f"Make it with: spotlight pretrain {task[:40]} --out FOLDER"
     )
 
 

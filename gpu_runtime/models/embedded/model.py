@@ -3,9 +3,9 @@
 Class and inference are those of the large model; only the sizes differ, and two parts that need downloads
 are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
 
-A model that edits gets the tokens of the source image after those of the sample, at the same positions in
-another frame, as Qwen-Image-Edit and FLUX Kontext do; the velocity is that of the sample's own tokens. A clip
-has the tokens of one frame after those of another, at the same positions in the next frame.
+A model that edits gets the source image's tokens after the sample's, at the same positions in another frame,
+as Qwen-Image-Edit and FLUX Kontext do; the velocity is that of the sample's own tokens. In a clip, each
+frame's tokens follow the previous frame's, at the same positions in the next frame.
 
 Guidance is classifier-free, for a model that was also trained without prompts (`without_prompts`).
 
@@ -55,11 +55,11 @@ class EmbeddedModel:
 
     Args:
         settings: sizes of images and text.
-        transformer: loaded transformer, on the device where the model works.
-        guidance: strength of classifier-free guidance; 1 is without, and one pass.
+        transformer: loaded transformer, on the model's device.
+        guidance: strength of classifier-free guidance; 1 means none, with one pass.
 
     Raises:
-        ModelError: if the parts are those of different models.
+        ModelError: if the parts belong to different models.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class EmbeddedModel:
         if transformer.config["in_channels"] != codec.channels:
             raise ModelError(
                 f"the transformer takes {transformer.config['in_channels']} latent channels, the codec "
-                f"makes {codec.channels}; the files are of two different models"
+                f"makes {codec.channels}; the files belong to two different models"
             )
         if transformer.config["joint_attention_dim"] != settings.text_width:
             raise ModelError(
                 f"the transformer takes text of width {transformer.config['joint_attention_dim']}, "
-                f"{SETTINGS_FILE} says {settings.text_width}; the files are of two different models"
+                f"{SETTINGS_FILE} says {settings.text_width}; the files belong to two different models"
             )
 
     @classmethod
@@ -137,7 +137,7 @@ class EmbeddedModel:
         return self._encoded(prompts)
 
     def encode_edits(self, prompts: Sequence[str], sources: Sequence[np.ndarray]) -> Conditioning:
-        """Encode B prompts and the images that they ask to change; see `EditingModel`.
+        """Encode B prompts and the images they ask to change; see `EditingModel`.
 
         Raises:
             ConfigurationError: if a prompt is too long for the model, or the model does not edit.
@@ -206,12 +206,12 @@ class EmbeddedModel:
         """Return the same model, with the same weights, for images of another size in pixels.
 
         Raises:
-            ConfigurationError: if a patch does not divide it.
+            ConfigurationError: if a side is not a multiple of a patch's.
         """
         if height % PATCH or width % PATCH:
             raise ConfigurationError(
-                f"images of {width} x {height} pixels are asked for; this model makes images whose sides "
-                f"{PATCH} divides"
+                f"images of {width} x {height} pixels were requested; this model's sides must be multiples "
+                f"of {PATCH}"
             )
         other = copy(self)
         other._set_size(self.settings.model_copy(update={"height": height, "width": width}))
@@ -236,10 +236,10 @@ class EmbeddedModel:
         return ""
 
     def text_length_for(self, degree: int) -> None:
-        """Return None: the length is fixed by the model, and a mask hides padding."""
+        """Return None: the model's length is fixed, and a mask hides padding."""
 
     def blank_image(self) -> np.ndarray:
-        """Return the image or clip that the model decodes zeros to, uint8, (H, W, 3) or (F, H, W, 3)."""
+        """Return the image or clip decoded from zeros, uint8, (H, W, 3) or (F, H, W, 3)."""
         return self.decode(torch.zeros(1, *self.latent_shape))[0].numpy()
 
     def sequence_lengths(self) -> tuple[int, int]:
@@ -266,15 +266,15 @@ def without_prompts(conditioning: Conditioning, dropped_B: torch.Tensor) -> Cond
 
 
 def stacked_frames(pictures: np.ndarray) -> np.ndarray:
-    """Return clips (B, F, H, W, 3) as images whose frames lie below each other; images are unchanged.
+    """Return clips (B, F, H, W, 3) as images of vertically stacked frames; images are unchanged.
 
-    The height is a multiple of the patch's, so the image's patches are those of the frames, in their order.
+    The height is a multiple of the patch's, so the image's patches are the frames' patches, in order.
     """
     return pictures.reshape(len(pictures), -1, *pictures.shape[-2:])
 
 
 def _load_transformer(folder: Path, dtype: torch.dtype) -> QwenImageTransformer2DModel:
-    """Load the folder's transformer; refuse first what diffusers would build at random or in any size."""
+    """Load the folder's transformer; first refuse files that diffusers would complete with random weights."""
     part, file = folder / TRANSFORMER_FOLDER, folder / TRANSFORMER_WEIGHTS
     config = read_json(folder / TRANSFORMER_CONFIG)
     empty = empty_part(

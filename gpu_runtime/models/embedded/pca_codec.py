@@ -3,9 +3,9 @@
 Small transformers learn the strong components of a picture in a minute, and raw pixels not at all.
 
 An edit is decoded as a change of its source: where the decoded pixel differs by less than `LEAST_CHANGE`, or
-its whole patch by less than `LEAST_PATCH_CHANGE`, from what the source itself decodes to, the source's own
-pixel is returned. So neither the loss by the components nor small errors of the model affect the rest of an
-image, which stays equal to the source to the bit.
+its whole patch by less than `LEAST_PATCH_CHANGE`, from the decoded source, the source's own pixel is
+returned. So neither the codec's loss nor small model errors affect the rest of an image, which equals the
+source to the bit.
 
 Shape suffixes: B images, H W pixels, S patches (row by row), D pixel values of a patch (8*8*3),
 C latent channels (components kept).
@@ -32,8 +32,8 @@ _VALUES = PATCH * PATCH * 3
 _TENSORS = ("mean_D", "basis_CD", "scale_C")
 
 LEAST_CHANGE = 45 / 255
-"""Least change of the channel that changes most, in pixel values of [0, 1]: less counts as noise of the
-model. It is half the difference between the two most similar colours of the task `edits`."""
+"""Least change of the channel that changes most, in pixel values of [0, 1]; less counts as model noise. It is
+half the difference between the two most similar colours of the task `edits`."""
 
 LEAST_PATCH_CHANGE = 20 / 255
 """Root mean square change of a patch's values below which the whole patch is the source's."""
@@ -84,9 +84,9 @@ class PatchCodec:
         Args:
             images_BHWC: images, uint8, shape (B, H, W, 3).
             components: latent channels to keep, at most 192.
-            whitening: power of its deviation that each component is divided by; then all are divided by one
-                number that brings their mean square to 1. At 1 every component weighs the same in the loss,
-                down to invisible ones; at 0 only the first few count.
+            whitening: power of a component's deviation that it is divided by; all are then divided by one
+                number so that their mean square is 1. At 1 every component weighs the same in the loss, even
+                invisible ones; at 0 only the first few count.
         """
         pixels = patchify(torch.from_numpy(images_BHWC)).double() / 255
         patches = pixels.reshape(-1, pixels.shape[-1])
@@ -167,7 +167,7 @@ class PatchCodec:
             raise ModelError(f"{path}: cannot read the codec ({error}); restore the file") from error
         missing = [name for name in _TENSORS if name not in tensors]
         if missing:
-            raise ModelError(f"{path}: no tensor {', '.join(missing)} in it; restore the file")
+            raise ModelError(f"{path} lacks tensor {', '.join(missing)}; restore the file")
         size, channels = PATCH * PATCH * 3, len(tensors["scale_C"].flatten())
         for name, shape in zip(_TENSORS, ((size,), (channels, size), (channels,)), strict=True):
             tensor = tensors[name]

@@ -58,7 +58,7 @@ def _token_vector(token: str, width: int) -> np.ndarray:
 
 
 def encode(prompts: Sequence[str], length: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Encode B prompts to float32 (B, length, width), padded with zeros, and a mask of what is not padding.
+    """Encode B prompts to float32 (B, length, width), padded with zeros, and a mask of the real tokens.
 
     The length never depends on the batch: a prompt has the same bits in any list.
 

@@ -1,1 +1,1 @@
-"""The families whose parts come from a diffusers pipeline: one file each, and what they have in common."""
+"""The families whose parts come from a diffusers pipeline, one file each, and their common base."""

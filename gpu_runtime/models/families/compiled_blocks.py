@@ -1,4 +1,4 @@
-"""Compiling a transformer's blocks by torch.compile, each kind once: they are alike, and do all the work."""
+"""Compiles a transformer's blocks with torch.compile, each kind once: they are alike and do all the work."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 from storage.errors import ConfigurationError
 
-_GRAPHS_OF_A_BLOCK = 64
+_GRAPHS_PER_BLOCK = 64
 """Most graphs of a block: generating, evaluating, training, with and without adapters, per batch shape."""
 
 
 def compile_blocks(transformer: torch.nn.Module, lengths_vary: bool, backend: str = "inductor") -> None:
-    """Let every block of a diffusers transformer be compiled when it is first called.
+    """Compile every block of a diffusers transformer when it is first called.
 
-    The weights, their names and `state_dict` stay the same. A graph is compiled when it is first needed, and
-    a block that is compiled more often than a run can need is an error instead of a silent return to plain
-    calls: outputs differ between the two by rounding.
+    The weights, their names and `state_dict` stay the same. A graph is compiled when it is first needed; more
+    compilations of a block than a run can need are an error instead of a silent fallback to eager mode,
+    whose outputs are rounded differently.
 
     Args:
         transformer: transformer with adapters, or before they are added.
-        lengths_vary: True if sequences have many lengths; one graph then serves all, as compiling one for
-            each length of a prompt would take longer than it saves.
+        lengths_vary: True if sequences have many lengths; one graph then serves all, as compiling one per
+            prompt length would take longer than it saves.
         backend: backend of torch.compile; `eager` traces the blocks, and generates no code.
 
     Raises:
@@ -38,16 +38,16 @@ def compile_blocks(transformer: torch.nn.Module, lengths_vary: bool, backend: st
             "false"
         )
     limits: Any = torch._dynamo.config
-    limits.recompile_limit = _GRAPHS_OF_A_BLOCK
+    limits.recompile_limit = _GRAPHS_PER_BLOCK
     limits.fail_on_recompile_limit_hit = True
     for block in blocks:
-        # Concrete shapes where a run has few: a general graph is slower. Else symbols from the first call on,
-        # or a sample's bits would depend on the length that a process has seen first.
+        # Static shapes if a run has few: a dynamic graph is slower. Otherwise dynamic from the first call on,
+        # or a sample's bits would depend on the length that a process saw first.
         block.compile(backend=backend, dynamic=lengths_vary)
 
 
 def refuse_missing_compiler(device: torch.device) -> None:
-    """Refuse to compile where it is bound to fail.
+    """Refuse to compile where compilation would fail.
 
     Raises:
         ConfigurationError: if this machine lacks what torch.compile needs for this kind of device.
@@ -57,14 +57,13 @@ def refuse_missing_compiler(device: torch.device) -> None:
         from torch.utils._triton import has_triton
 
         has_c_compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
-        missing = None if has_c_compiler else "a C compiler (gcc), which Triton calls,"
+        missing = None if has_c_compiler else "a C compiler (gcc, called by Triton)"
         missing = missing if has_triton() else "Triton (comes with torch's CUDA builds)"
     else:
         missing = None if _has_cpp_compiler() else "a C++ compiler (g++)"
     if missing:
         raise ConfigurationError(
-            f"model.compile is true, and {missing} is not on this machine; install it, or set "
-            "model.compile=false"
+            f"model.compile is true, but this machine lacks {missing}; install it, or set model.compile=false"
         )
 
 

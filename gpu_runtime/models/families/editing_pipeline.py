@@ -1,4 +1,4 @@
-"""The common base of the families that edit an image: the latents of its sources follow those of the sample.
+"""The common base of the families that edit an image: its sources' latents follow the sample's.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; Z tokens of the source.
 """
@@ -21,7 +21,7 @@ from storage.pictures import frames_of
 
 
 class EditingPipelineModel(PipelineModel):
-    """A `gpu_runtime.models.protocol.EditingModel`; a family's class comes after it among the bases.
+    """A `gpu_runtime.models.protocol.EditingModel`; it precedes a family's class among the bases.
 
     Sources have the size of the image to make. The pipelines would first scale them to about a million
     pixels, which changes nothing if they have that many.

@@ -1,6 +1,6 @@
 """FLUX.1-dev: a CLIP and a T5 as text encoders, packed latents, guidance as an input of the transformer.
 
-FLUX.1 Kontext edits an image, whose tokens have first coordinate 1 and the sample's 0.
+FLUX.1 Kontext edits an image, whose tokens have 1 as their first coordinate; the sample's have 0.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -42,7 +42,7 @@ class FluxModel(PipelineModel):
 
     def _encode(self, prompt: str) -> Conditioning:
         clip = self._tokenizers["tokenizer"]
-        # CLIP sees the beginning of a longer prompt, as in the pipeline.
+        # CLIP sees only the beginning of a longer prompt, as in the pipeline.
         words = self._tokens(prompt, clip.model_max_length, "tokenizer")
         pooled_BE = self._encoders["text_encoder"](words.input_ids).pooler_output
         embeds_BLE = self._encoders["text_encoder_2"](self._prompt_tokens(prompt).input_ids)[0]
@@ -56,7 +56,7 @@ class FluxModel(PipelineModel):
         if self.transformer.config["guidance_embeds"]:  # pyright: ignore
             guidance_B = torch.full((len(latents_BSC),), self.settings.guidance, device=self.device)
         sides = (self._frames(latents_BSC), *self._grid)
-        places = torch.cartesian_prod(*(torch.arange(side, device=self.device) for side in sides))
+        coordinates = torch.cartesian_prod(*(torch.arange(side, device=self.device) for side in sides))
         return self.transformer(
             hidden_states=latents_BSC,
             timestep=self._time(sigma_B),
@@ -64,7 +64,7 @@ class FluxModel(PipelineModel):
             pooled_projections=conditioning.pooled_BE.to(self.dtype),
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
             txt_ids=torch.zeros(conditioning.embeds_BLE.shape[1], 3, device=self.device, dtype=self.dtype),
-            img_ids=places.to(self.dtype),
+            img_ids=coordinates.to(self.dtype),
             return_dict=False,
         )[0]
 

@@ -1,4 +1,4 @@
-"""FLUX.2-klein: three layers of a language model as text, latents normalised by statistics of the VAE.
+"""FLUX.2-klein: three layers of a language model as text, latents normalised by the VAE's statistics.
 
 The distilled models take no guidance; the base models take classifier-free guidance, whose negative prompt
 their pipeline leaves empty.
@@ -23,7 +23,7 @@ from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
 
 _LAYERS = (9, 18, 27)
-"""Layers of the text encoder whose outputs a token is made of."""
+"""Layers of the text encoder whose outputs make up a token."""
 
 
 class Flux2KleinModel(PipelineModel):
@@ -43,7 +43,7 @@ class Flux2KleinModel(PipelineModel):
         if settings.guidance != 1 and folder.index.get("is_distilled"):
             raise ConfigurationError(
                 f"model.guidance is {settings.guidance:g}, but {settings.path} is distilled and takes none; "
-                "leave it out, or name a base model, as black-forest-labs/FLUX.2-klein-base-4B"
+                "leave it out, or name a base model, such as black-forest-labs/FLUX.2-klein-base-4B"
             )
         layers = folder.config("text_encoder")["num_hidden_layers"]
         if layers < _LAYERS[-1]:
@@ -54,7 +54,7 @@ class Flux2KleinModel(PipelineModel):
 
     def _encode(self, prompt: str) -> Conditioning:
         tokens = self._prompt_tokens(prompt)
-        # Without the head of the language model: its scores of all words are not used.
+        # Without the language model's head, whose logits are not used.
         output = self._encoders["text_encoder"].model(
             input_ids=tokens.input_ids,
             attention_mask=tokens.attention_mask,
@@ -71,12 +71,12 @@ class Flux2KleinModel(PipelineModel):
             hidden_states=latents_BSC,
             timestep=self._time(sigma_B),
             encoder_hidden_states=embeds_BLE,
-            txt_ids=self._places(1, 1, 1, embeds_BLE.shape[1]),
-            img_ids=self._places(1, *self._grid, 1),
+            txt_ids=self._coordinates(1, 1, 1, embeds_BLE.shape[1]),
+            img_ids=self._coordinates(1, *self._grid, 1),
             return_dict=False,
         )[0]
 
-    def _places(self, *sides: int) -> torch.Tensor:
+    def _coordinates(self, *sides: int) -> torch.Tensor:
         """Return the coordinates of tokens that fill a box of these sides: (1, tokens, 4)."""
         return torch.cartesian_prod(*(torch.arange(side, device=self.device) for side in sides))[None]
 
@@ -94,6 +94,6 @@ class Flux2KleinModel(PipelineModel):
         return self._picture((tokens - mean_C) / deviation_C)
 
     def _latents_scale(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and deviation of each channel of a token."""
+        """Return the mean and deviation of each token channel."""
         norm = self.vae.bn
         return norm.running_mean, torch.sqrt(norm.running_var + self.vae.config["batch_norm_eps"])

@@ -1,9 +1,9 @@
 """HunyuanVideo 1.5's decoder, one latent frame after another: memory hardly grows with a clip's length.
 
-The decoder is causal: a frame depends on itself and on earlier ones. Its convolutions read two frames before
-the one that they compute, and its attention the keys and values of all; both are kept from frame to frame, so
-that a clip is what the decoder makes of all frames at once, but for rounding. diffusers' class for Wan does
-so itself; that of HunyuanVideo 1.5 can only cut frames into tiles and blend these, which changes the pixels.
+The decoder is causal: a frame depends on itself and on earlier ones. Its convolutions read the two frames
+before the one that they compute, and its attention the keys and values of all earlier ones. Both are cached,
+so that a clip equals the decoder's output for all frames at once, except for rounding. diffusers' Wan decoder
+does so itself; its HunyuanVideo 1.5 decoder can only blend tiles of frames, which changes the pixels.
 
 Shape suffixes: B samples, C channels, T h w latent frames, rows and columns, F H W the same of pixels.
 """
@@ -23,13 +23,13 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 Earlier = dict[torch.nn.Module, Any]
-"""Earlier frames that each layer needs."""
+"""State that each layer keeps from earlier frames."""
 
 
 def decode_in_turn(decoder: torch.nn.Module, latents_BCThw: torch.Tensor) -> torch.Tensor:
-    """Return what the decoder of an `AutoencoderKLHunyuanVideo15` makes of latents: (B, 3, F, H, W).
+    """Decode latents by the decoder of an `AutoencoderKLHunyuanVideo15`: (B, 3, F, H, W).
 
-    One thread at a time may use the decoder.
+    Only one thread at a time may use the decoder.
     """
     earlier: Earlier = {}
     layers: list[Any] = [layer for layer in decoder.modules() if type(layer) in _IN_TURN]
@@ -43,7 +43,7 @@ def decode_in_turn(decoder: torch.nn.Module, latents_BCThw: torch.Tensor) -> tor
 
 
 def _convolve(layer: Any, earlier: Earlier, frames: torch.Tensor) -> torch.Tensor:
-    """Convolve frames with those before, of which there are copies of the first at the start of a clip."""
+    """Convolve frames with earlier ones; at a clip's start these are copies of its first frame."""
     *sides, before, _ = layer.time_causal_padding
     frames = pad(frames, (*sides, 0, 0), mode=layer.pad_mode)
     if layer not in earlier:
@@ -54,7 +54,7 @@ def _convolve(layer: Any, earlier: Earlier, frames: torch.Tensor) -> torch.Tenso
 
 
 def _attend(layer: Any, earlier: Earlier, frame_BC1hw: torch.Tensor) -> torch.Tensor:
-    """Let a frame attend to itself and to all before."""
+    """Let a frame attend to itself and to all earlier ones."""
     normed = layer.norm(frame_BC1hw)
     query, key, value = (to(normed).flatten(2).mT[:, None] for to in (layer.to_q, layer.to_k, layer.to_v))
     if layer in earlier:
@@ -65,7 +65,7 @@ def _attend(layer: Any, earlier: Earlier, frame_BC1hw: torch.Tensor) -> torch.Te
 
 
 def _upsample(layer: Any, earlier: Earlier, frames: torch.Tensor) -> torch.Tensor:
-    """Enlarge frames; in time, each becomes two, except the first of a clip."""
+    """Upsample frames; in time, each becomes two, except the first of a clip."""
     if not layer.add_temporal_upsample or layer not in earlier:
         earlier[layer] = True
         return type(layer).forward(layer, frames)

@@ -1,8 +1,8 @@
 """HunyuanVideo 1.5, text to video: a language model as text encoder, and a ByT5 that spells quoted texts.
 
-Its transformer lets no token see padding, so it gets none: each sample goes through it alone, with the tokens
-of its prompt, and attention needs no mask, which few fast kernels take. Nor does it get tokens of an image to
-start from. diffusers' pipeline loads no LoRA; its transformer does.
+In its transformer no token sees padding, so it gets none: each sample goes through it alone, with its
+prompt's tokens, and attention needs no mask, which few fast kernels support. It also gets no tokens of a
+starting image. diffusers' pipeline loads no LoRA; its transformer does.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -83,7 +83,7 @@ class HunyuanVideo15Model(PipelineModel):
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, settings: ModelConfig) -> int:
-        """Return the most tokens of both encoders; a text without quotes has none of the second one."""
+        """Return the most tokens of both encoders; a text without quotes has none from the second."""
         return text_length + _SPELLED
 
     def _channels(self) -> int:
@@ -111,7 +111,7 @@ class HunyuanVideo15Model(PipelineModel):
     ) -> torch.Tensor:
         assert conditioning.second is not None
         box_BCThw = self._as_box(latents_BSC)
-        # Neither the image to start from nor its mask.
+        # Neither a starting image nor its mask.
         given = torch.cat([box_BCThw, torch.zeros_like(box_BCThw), 0 * box_BCThw[:, :1]], dim=1)
         times_B = (sigma_B * 1000).to(self.dtype)
         texts = conditioning.texts, conditioning.second.texts

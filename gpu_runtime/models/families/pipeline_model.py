@@ -1,7 +1,7 @@
 """The common base of the families whose parts come from a diffusers pipeline.
 
-A family is a subclass: it names its parts, encodes a prompt and calls its transformer; what most of them do
-alike is here. `gpu_runtime/models/checks/pipeline_outline.py` describes a model without loading it.
+A family is a subclass: it names its parts, encodes a prompt and calls its transformer; what most families
+share is here. `gpu_runtime/models/checks/pipeline_outline.py` describes a model without loading it.
 
 Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels, H W pixels, T h w latent
 frames, rows and columns.
@@ -33,7 +33,7 @@ _BELOW_ONE = 1 - 1e-6
 """UniPC's first noise level, which stands for 1."""
 
 _ROUNDING = 1e-4
-"""More than a time loses when its noise level is rounded to float32."""
+"""More than a timestep loses when its noise level is rounded to float32."""
 
 
 class PipelineModel(ABC):
@@ -47,7 +47,7 @@ class PipelineModel(ABC):
     """Pipeline class of diffusers."""
 
     ADAPTERS: ClassVar[Any] = None
-    """Pipeline class in whose format adapters are exported, where `PIPELINE` loads none."""
+    """Pipeline class whose format adapters are exported in, if `PIPELINE` loads none."""
 
     TRANSFORMER: ClassVar[Any]
     VAE: ClassVar[Any]
@@ -62,23 +62,23 @@ class PipelineModel(ABC):
     """Default text tokens L, as in the pipeline itself."""
 
     MASKED: ClassVar[bool] = False
-    """True if attention to text has a mask, which some kernels do not take."""
+    """True if attention to text has a mask, which some kernels do not support."""
 
     CUTS_PADDING: ClassVar[bool] = False
     """True if the transformer gets text without its padding, so that its length varies."""
 
     SCHEDULER: ClassVar[Any] = FlowMatchEulerDiscreteScheduler
-    """Class of the scheduler that its models come with; only the schedule is used."""
+    """Scheduler class that its models come with; only the schedule is used."""
 
     TAKES_NEGATIVE: ClassVar[bool] = True
     """True if guidance is classifier-free, with a second pass for the negative prompt."""
 
     THINKS: ClassVar[bool | None] = None
-    """For a language model that gets a prompt as a message, by its tokenizer's template: True if it may think
-    before it answers, which changes the template. None where the prompt is no message."""
+    """`enable_thinking` of the tokenizer's chat template, if the text encoder gets prompts as chat messages;
+    None if it does not."""
 
     DROPPED: ClassVar[int] = 0
-    """First tokens of every prompt, the same for all, which the transformer does not get."""
+    """Leading tokens, the same for every prompt, that the transformer does not get."""
 
     PATCH: ClassVar[int] = 2
     """Side of the transformer's token in latent pixels."""
@@ -87,12 +87,12 @@ class PipelineModel(ABC):
     """True if a latent token is a whole patch, False if it is a latent pixel that the transformer packs."""
 
     FRAME_SCALE: ClassVar[str] = ""
-    """Name of the frames in a latent frame in the VAE's configuration; empty for families of images."""
+    """Key in the VAE's configuration of the frames per latent frame; empty for image families."""
 
     def __init__(self, parts: Parts, settings: ModelConfig, device: torch.device) -> None:
         self.settings = settings
         self.device = device
-        # Of most weights: some families keep norms in float32.
+        # That of most weights: some families keep norms in float32.
         self.dtype: torch.dtype = parts.transformer.dtype
         self.transformer: torch.nn.Module = parts.transformer.to(device)
         self.vae = parts.vae.to(device)
@@ -150,7 +150,7 @@ class PipelineModel(ABC):
         choose_attention(transformer, settings.attention)
         parts = Parts(
             transformer,
-            # bfloat16 has no more shades between two bright values than 8 bits have.
+            # bfloat16 is no finer between two bright values than 8 bits.
             load_weights(cls.VAE, folder, "vae", torch.float32),
             load_scheduler(folder, cls.SCHEDULER),
             {part: load_weights(kind, folder, part, dtype) for part, kind in cls.ENCODERS.items()},
@@ -160,7 +160,7 @@ class PipelineModel(ABC):
 
     @classmethod
     def built(cls, folder: PipelineFolder, settings: ModelConfig, build: Callable[[str], Any]) -> Any:
-        """Build the transformer; two in families that have them.
+        """Build the transformer, or both in a family with two.
 
         Args:
             build: function that builds the transformer in a folder of the pipeline.
@@ -186,7 +186,7 @@ class PipelineModel(ABC):
         count, own_tokens = latents_BSC.shape[:2]
         tokens = conditioning.with_source(latents_BSC.to(self.dtype))
         positive = self._predict(tokens, sigma_B, conditioning)[:, :own_tokens].float()
-        # Repeated once: an index would be copied to the device at every step, and wait for the step before.
+        # Repeat it once: an index would be copied to the device at every step, waiting for the step before.
         if self._negative is not None and len(self._negative.mask_BL) != count:
             self._negative = self._negative.rows([0] * count)
         opposite = self._negative or conditioning.negative
@@ -199,7 +199,7 @@ class PipelineModel(ABC):
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3), or clips (B, F, H, W, 3), on the CPU.
 
-        They are decoded one by one, so that the pixels of one at a time are in float32.
+        They are decoded one by one, so that only one sample's pixels at a time are in float32.
         """
         return torch.cat([self._pixels(latents_BSC[row : row + 1]) for row in range(len(latents_BSC))])
 
@@ -234,10 +234,10 @@ class PipelineModel(ABC):
 
     @classmethod
     def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> None:
-        """Refuse a prompt that the family would cut off.
+        """Refuse a prompt that the family would truncate.
 
         Args:
-            tokenizers: tokenizers by the names of their folders.
+            tokenizers: tokenizers by folder name.
 
         Raises:
             ConfigurationError: if it has more tokens than the limit.
@@ -247,7 +247,7 @@ class PipelineModel(ABC):
 
     @classmethod
     def refuse_long_negative(cls, tokenizers: Mapping[str, Any], settings: ModelConfig) -> None:
-        """Refuse a negative prompt that the family would cut off.
+        """Refuse a negative prompt that the family would truncate.
 
         Raises:
             ConfigurationError: see `refuse_long`.
@@ -268,7 +268,7 @@ class PipelineModel(ABC):
 
     @classmethod
     def check_size(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse a size, or frames, that the family cannot make.
+        """Refuse a size, or a number of frames, that the family cannot make.
 
         Raises:
             ConfigurationError: if a side is not a multiple of a token's, or frames are left over.
@@ -279,15 +279,14 @@ class PipelineModel(ABC):
             if value % unit:
                 near = max(unit, round(value / unit) * unit)
                 raise ConfigurationError(
-                    f"model.{name} is {value}; this model makes images whose sides {unit} divides, such "
-                    f"as {near}"
+                    f"model.{name} is {value}; this model's sides must be multiples of {unit}, such as {near}"
                 )
         frames, unit = settings.clip_frames, cls.frame_scale(vae)
         if (frames - 1) % unit:
             near = max(1, round((frames - 1) / unit) * unit + 1)
             raise ConfigurationError(
-                f"model.frames is {frames}; this model makes clips of 1 frame and a multiple of {unit}, such "
-                f"as {near}"
+                f"model.frames is {frames}; for this model it must be 1 plus a multiple of {unit}, such as "
+                f"{near}"
             )
 
     @classmethod
@@ -302,12 +301,12 @@ class PipelineModel(ABC):
         if cls.SCHEDULER is not FlowMatchEulerDiscreteScheduler and not flows:
             raise ModelError(
                 f"{folder.path / 'scheduler'} is not that of a flow matching model (use_flow_sigmas, "
-                "prediction_type = flow_prediction); name a model as it is published"
+                "prediction_type = flow_prediction); name a published model"
             )
 
     @classmethod
     def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
-        """Return the text of a prompt that the tokenizer gets: in most families the prompt itself."""
+        """Return the text that the tokenizer gets for a prompt: in most families the prompt itself."""
         if cls.THINKS is None:
             return prompt
         return tokenizers["tokenizer"].apply_chat_template(
@@ -319,7 +318,7 @@ class PipelineModel(ABC):
 
     @classmethod
     def _dropped(cls, tokenizers: Mapping[str, Any]) -> int:
-        """Return how many tokens of every prompt the transformer does not get."""
+        """Return the number of leading tokens that the transformer does not get."""
         return cls.DROPPED
 
     @classmethod
@@ -329,7 +328,7 @@ class PipelineModel(ABC):
 
     @classmethod
     def frame_scale(cls, vae: Mapping[str, Any]) -> int:
-        """Return the frames in a latent frame, from the VAE's configuration."""
+        """Return the frames per latent frame, from the VAE's configuration."""
         return vae[cls.FRAME_SCALE] if cls.FRAME_SCALE else 1
 
     @classmethod
@@ -339,22 +338,22 @@ class PipelineModel(ABC):
 
     @classmethod
     def latent_frames(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
-        """Return the latent frames of a clip, of which the first is one frame; 1 of an image."""
+        """Return a clip's latent frames, the first of which is one frame; 1 for an image."""
         return (settings.clip_frames - 1) // cls.frame_scale(vae) + 1 if cls.FRAME_SCALE else 1
 
     @classmethod
     def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
-        """Return the image tokens of the transformer's attention, from the VAE's configuration."""
+        """Return the image tokens that the transformer's attention sees, from the VAE's configuration."""
         unit = cls.pixels_a_token(vae)
         height, width = settings.size
         return (height // unit) * (width // unit) * cls.latent_frames(vae, settings)
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, settings: ModelConfig) -> int:
-        """Return the text tokens of the transformer's attention, including padding.
+        """Return the text tokens that the transformer's attention sees, including padding.
 
         Args:
-            tokenizers: tokenizers by the names of their folders.
+            tokenizers: tokenizers by folder name.
         """
         return text_length
 
@@ -367,7 +366,7 @@ class PipelineModel(ABC):
 
     @property
     def _box(self) -> tuple[int, ...]:
-        """Rows and columns of a sample's latent tokens; of a clip, latent frames before them."""
+        """Rows and columns of a sample's latent tokens, after latent frames if it is a clip."""
         frames = (self.latent_frames(self.vae.config, self.settings),) if self.FRAME_SCALE else ()
         return *frames, *self._grid
 
@@ -407,7 +406,7 @@ class PipelineModel(ABC):
     def _picture(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Return latents as the VAE takes them: (B, C, h, w), or (B, C, T, h, w)."""
         box = self._as_box(latents_BSC)
-        # Contiguous, as convolutions may round otherwise where channels come last.
+        # Contiguous: convolutions may round differently if channels come last.
         return torch.nn.functional.pixel_shuffle(box.contiguous(), 2) if self.PACKED else box
 
     def _as_box(self, latents_BSC: torch.Tensor) -> torch.Tensor:
@@ -415,7 +414,7 @@ class PipelineModel(ABC):
         return latents_BSC.unflatten(1, self._box).movedim(-1, 1)
 
     def _latents_scale(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and deviation of each channel of the VAE's latents: (1, C, 1, 1, 1)."""
+        """Return the mean and deviation of each VAE latent channel: (1, C, 1, 1, 1)."""
         mean, deviation = (
             torch.tensor(self.vae.config[name], device=self.device).view(1, -1, 1, 1, 1)
             for name in ("latents_mean", "latents_std")
@@ -423,11 +422,11 @@ class PipelineModel(ABC):
         return mean, deviation
 
     def _tokens(self, text: str, length: int, tokenizer: str = "") -> Any:
-        """Return a text's tokens, padded to a length or cut off there, and their mask.
+        """Return a text's tokens, padded or truncated to a length, and their mask.
 
         Args:
             length: tokens of the result.
-            tokenizer: folder of the tokenizer; the last one unless it is given.
+            tokenizer: folder of the tokenizer; the last one by default.
         """
         tokenize = self._tokenizers[tokenizer or self.TOKENIZERS[-1]]
         return tokenize(
@@ -448,7 +447,7 @@ class PipelineModel(ABC):
         return shades.round().to(torch.uint8).cpu()
 
     def _encoded_negative(self) -> Conditioning | None:
-        """Encode the negative prompt, one row for all samples; None without, or if each has its own."""
+        """Encode the negative prompt, one row for all samples; None if unused, or if each has its own."""
         return self.encode_prompts([self.settings.negative_prompt]) if self._guides else None
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
@@ -457,7 +456,7 @@ class PipelineModel(ABC):
         scheduler.set_timesteps(sigmas=even, mu=shift_for(scheduler.config, self._schedule_tokens()))
 
     def _channels(self) -> int:
-        """Return the numbers of a latent token."""
+        """Return the channels of a latent token."""
         return self.transformer.config["in_channels"]  # pyright: ignore
 
     def _schedule_tokens(self) -> int:
@@ -502,18 +501,18 @@ def shift_for(config: Mapping[str, Any], image_tokens: int) -> float:
 
 
 def whole_times(sigma_B: torch.Tensor) -> torch.Tensor:
-    """Return noise levels as the whole numbers below 1000 that solvers of other kinds give as times."""
+    """Return noise levels as the integers below 1000 that other kinds of solvers use as timesteps."""
     return (sigma_B.double().clamp(max=_BELOW_ONE) * 1000 + _ROUNDING).floor().float()
 
 
 def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the precision of transformer and encoders."""
+    """Return the precision of the transformer and the encoders."""
     auto = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, auto if settings.dtype == "auto" else settings.dtype)
 
 
 def unmasked(embeds_BLE: torch.Tensor, pooled_BE: torch.Tensor | None = None) -> Conditioning:
-    """Return embedded text of a model that was trained with its padding: all of its tokens count."""
+    """Return text conditioning for a model that was trained with padding: all tokens count."""
     mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=embeds_BLE.device)
     return Conditioning(embeds_BLE, mask_BL, pooled_BE)
 
@@ -529,7 +528,7 @@ def packed(picture_BCHW: torch.Tensor) -> torch.Tensor:
 
 
 def choose_attention(transformer: Any, name: str) -> None:
-    """Let a transformer use diffusers' attention kernel of a name; `auto` leaves its own.
+    """Set a transformer's attention kernel by its name in diffusers; `auto` keeps its own.
 
     Raises:
         ConfigurationError: if it is not available on this machine.
@@ -540,5 +539,5 @@ def choose_attention(transformer: Any, name: str) -> None:
         transformer.set_attention_backend(name)
     except (ValueError, RuntimeError, ImportError) as error:
         raise ConfigurationError(
-            f"model.attention is {name}, which cannot be had here: {error}; install it, or use native"
+            f"model.attention is {name}, which is not available here: {error}; install it, or use native"
         ) from error

@@ -51,7 +51,7 @@ class QwenImageModel(PipelineModel):
         """Return one row of `length` tokens; a mask hides those after the text's own."""
         tokens = self._tokenizers[self.TOKENIZERS[-1]](text, return_tensors="pt").to(self.device)
         encoder = self._encoders["text_encoder"]
-        if seen:  # else it would place an image's tokens in a line, as those of text
+        if seen:  # otherwise it would position an image's tokens like text
             seen["mm_token_type_ids"] = (tokens.input_ids == encoder.config.image_token_id).int()
         output = encoder(
             input_ids=tokens.input_ids,

@@ -1,8 +1,8 @@
 """Qwen-Image 2.1: one sequence of text and image, whose text is as long as the prompt; unpacked latents.
 
 The image's position in its sequence depends on the length of the text, so each sample goes through the
-transformer alone, as in Z-Image. Published models are meant to be sampled without guidance. The
-VAE's images have an opacity, which is dropped, and full in images that it encodes.
+transformer alone, as in Z-Image. Published models are meant to be sampled without guidance. The VAE's images
+have an alpha channel, which is dropped from decoded images and opaque in encoded ones.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -37,7 +37,7 @@ class QwenImage21Model(QwenImageModel):
 
     @classmethod
     def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
-        """Return the tokens of the image, which are latent pixels; its sides have an even number of them."""
+        """Return the image's tokens, which are latent pixels, an even number on each side."""
         return cls.PATCH**2 * super().image_tokens(vae, settings)
 
     @classmethod
@@ -49,7 +49,7 @@ class QwenImage21Model(QwenImageModel):
         return len(tokenizers["processor"](_SYSTEM).input_ids)
 
     def _encode(self, prompt: str) -> Conditioning:
-        # The transformer reads the last layer before its norm, which newer transformers' outputs come after.
+        # The transformer reads the last layer before its norm; newer transformers return it after.
         norm = self._encoders["text_encoder"].model.language_model.norm
         handle = norm.register_forward_hook(lambda module, given, output: given[0])
         try:
@@ -65,14 +65,14 @@ class QwenImage21Model(QwenImageModel):
 
     def _alone(self, latents_1SC: torch.Tensor, sigma_1: torch.Tensor, text_LE: torch.Tensor) -> torch.Tensor:
         tokens = latents_1SC.shape[1]
-        # The encoder's places of an image stand for four tokens each.
-        places = torch.arange(len(text_LE) + tokens // 4, device=self.device) >= len(text_LE)
+        # Each image position of the encoder stands for four tokens.
+        is_image = torch.arange(len(text_LE) + tokens // 4, device=self.device) >= len(text_LE)
         return self.transformer(
             hidden_states=latents_1SC,
             timestep=self._time(sigma_1),
             encoder_hidden_states=text_LE[None].to(self.dtype),
             img_shapes=[[(1, *self._grid)]],
-            img_mask=places[None],
+            img_mask=is_image[None],
             return_dict=False,
         )[0][:, -tokens:]
 

@@ -1,7 +1,7 @@
-"""Qwen-Image-Edit: Qwen-Image that edits images, which its text encoder also sees.
+"""Qwen-Image-Edit: Qwen-Image for editing images, which its text encoder also sees.
 
 Edit takes one image, and Edit-2509 and later up to three, which the encoder sees scaled down. The encoder is
-told which tokens are an image's, as for its training; diffusers 0.42 leaves that out, and transformers 5 then
+told which tokens are an image's, as in its training; diffusers 0.42 leaves that out, and transformers 5 then
 takes them for text.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
@@ -63,7 +63,7 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
         """Return the tokens of a prompt and those that the encoder makes of the images.
 
         Args:
-            tokenizers: tokenizers and the image processor, by the names of their folders.
+            tokenizers: tokenizers and the image processor, by folder name.
         """
         processor = tokenizers[cls.PROCESSOR]
         patches = processor.get_number_of_image_patches(*cls._seen_size(settings), {})
@@ -84,7 +84,7 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
 
     @classmethod
     def _text(cls, prompt: str, settings: ModelConfig, tokens: int) -> str:
-        """Return the template with a prompt and `tokens` tokens of each image in it."""
+        """Return the template with a prompt and `tokens` tokens for each image in it."""
         images = (
             f"{cls.CAPTION.format(number)}<|vision_start|>{'<|image_pad|>' * tokens}<|vision_end|>"
             for number in range(1, 1 + source_count(settings))
@@ -93,7 +93,7 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
 
     @classmethod
     def _seen_size(cls, settings: ModelConfig) -> tuple[int, int]:
-        """Return height and width of an image as the encoder gets it."""
+        """Return the height and width at which the encoder gets an image."""
         return settings.size
 
     def _seen(self, image_HWC: np.ndarray) -> Any:

@@ -1,7 +1,7 @@
-"""Sana: linear attention over latents of 32 squared pixels each, and text by a cross-attention.
+"""Sana: linear attention over latents of 32x32 pixels each, and cross-attention to text.
 
-A prompt stands behind an instruction to the text encoder, whose tokens are dropped; a negative one does not.
-Published folders come with the solver DPM++, whose noise levels are used: sampling here is of first order.
+An instruction to the text encoder precedes a prompt, but not a negative one; its tokens are dropped.
+Published folders come with the solver DPM++, whose noise levels are used: sampling here is first-order.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -52,7 +52,7 @@ class SanaModel(PipelineModel):
 
     @classmethod
     def refuse_long_negative(cls, tokenizers: Mapping[str, Any], settings: ModelConfig) -> None:
-        """Refuse a negative prompt that would be cut off; no instruction stands before it."""
+        """Refuse a negative prompt that would be truncated; no instruction precedes it."""
         negative = settings.negative_prompt
         cls._refuse_tokens(tokenizers, negative.lower().strip(), 0, negative, settings)
 
@@ -70,7 +70,7 @@ class SanaModel(PipelineModel):
             return self._embedded(self.settings.negative_prompt.lower().strip(), self.text_length)
 
     def _embedded(self, text: str, length: int) -> Conditioning:
-        """Return the first token of a text padded to a length, and its last ones, to the text length."""
+        """Return the first and last tokens, `text_length` in all, of a text padded to a length."""
         self._tokenizers["tokenizer"].padding_side = "right"
         tokens = self._tokens(text, length)
         output_BLE = self._encoders["text_encoder"](tokens.input_ids, tokens.attention_mask)[0]

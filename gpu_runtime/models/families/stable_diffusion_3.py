@@ -37,15 +37,15 @@ class StableDiffusion3Model(PipelineModel):
 
     @classmethod
     def check_size(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse a size that does not divide, or exceeds the table of positions."""
+        """Refuse a size that is no multiple of a token's, or exceeds the position table."""
         super().check_size(folder, settings)
-        places = folder.config("transformer")["pos_embed_max_size"]
-        most = places * cls.pixels_a_token(folder.config("vae"))
+        positions = folder.config("transformer")["pos_embed_max_size"]
+        most = positions * cls.pixels_a_token(folder.config("vae"))
         height, width = settings.size
         if max(height, width) > most:
             raise ConfigurationError(
-                f"model.height and model.width are {height} and {width}; this model's table of positions "
-                f"ends at {most} pixels: lower them"
+                f"model.height and model.width are {height} and {width}; this model's position table ends "
+                f"at {most} pixels: lower them"
             )
 
     @classmethod
@@ -70,7 +70,7 @@ class StableDiffusion3Model(PipelineModel):
     def _clip(self, tokenizer: str, encoder: str, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the embeddings before the last layer, and the projected vector of the whole prompt."""
         length = self._tokenizers["tokenizer"].model_max_length
-        # CLIP sees the beginning of a longer prompt, as in the pipeline.
+        # CLIP sees only the beginning of a longer prompt, as in the pipeline.
         tokens = self._tokens(prompt, length, tokenizer)
         output = self._encoders[encoder](tokens.input_ids, output_hidden_states=True)
         return output.hidden_states[-2], output[0]

@@ -1,7 +1,7 @@
 """Wan 2.2, text to video: the dense 5B, or the A14B with an expert for high and one for low noise.
 
 Its VAE decodes one latent frame at a time, so that only the pixels grow with a clip's length. Published
-folders come with the solver UniPC, whose noise levels are used: sampling here is of first order. Both experts
+folders come with the solver UniPC, whose noise levels are used: sampling here is first-order. Both experts
 have the same guidance.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; T latent frames.
@@ -26,7 +26,7 @@ from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError, ModelError
 
 HIGH, LOW = "transformer", "transformer_2"
-"""Folders of the two in a pipeline, and their names here."""
+"""The experts' folders in a pipeline, and their names here."""
 
 
 class WanModel(PipelineModel):
@@ -46,7 +46,7 @@ class WanModel(PipelineModel):
 
     @classmethod
     def folder(cls, settings: ModelConfig) -> PipelineFolder:
-        """Return the files of a model, with those of a second transformer where it has one."""
+        """Return the files of a model, including a second transformer's if it has one."""
         found = super().folder(settings)
         boundary, second = found.index.get("boundary_ratio"), found.index.get(LOW) or (None,)
         if boundary is None and second[-1] is None:
@@ -61,7 +61,7 @@ class WanModel(PipelineModel):
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse an expert that the model lacks, and an adapter for two."""
+        """Refuse an expert that the model lacks, and one adapter for two experts."""
         super().check_settings(folder, settings)
         chosen = chosen_experts(settings)
         if LOW not in folder.parts and chosen != "both":
@@ -84,12 +84,12 @@ class WanModel(PipelineModel):
 
     @classmethod
     def latent_side(cls, vae: Mapping[str, Any]) -> int:
-        """Return the side of a latent pixel, in pixels of a frame: 8 of Wan 2.1's VAE, which the A14B has."""
+        """Return the side of a latent pixel, in pixels of a frame: 8 for Wan 2.1's VAE, as in the A14B."""
         return vae.get("scale_factor_spatial", 8)
 
     @classmethod
     def frame_scale(cls, vae: Mapping[str, Any]) -> int:
-        """Return the frames in a latent frame."""
+        """Return the frames per latent frame."""
         return vae.get(cls.FRAME_SCALE, 4)
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
@@ -115,7 +115,7 @@ class WanModel(PipelineModel):
 
 
 def _for_trained(name: str) -> Any:
-    """Return a method that calls those of a name of the trained experts."""
+    """Return a method that calls the trained experts' methods of a name."""
 
     def call(self: TwoExperts, *values: Any) -> None:
         for expert in self.children():
@@ -125,14 +125,14 @@ def _for_trained(name: str) -> Any:
 
 
 class TwoExperts(torch.nn.Module):
-    """Two transformers of one model as one module, which passes each sample to the expert of its noise level.
+    """Two transformers of one model as one module, passing each sample to the expert for its noise level.
 
     A frozen expert is no submodule: whatever lists weights or layers to train does not see it.
 
     Args:
         high: expert from the boundary up.
         low: expert below it.
-        boundary: time, of 1000, at which the first one ends.
+        boundary: timestep, of 1000, that divides the two.
         trained: `both`, `high` or `low`.
 
     Attributes:
@@ -154,18 +154,18 @@ class TwoExperts(torch.nn.Module):
 
     @property
     def blocks(self) -> Any:
-        """Blocks of one expert, which a sample passes."""
+        """Blocks of one expert, which a sample passes through."""
         return next(self.children()).blocks
 
     def forward(
         self, hidden_states: torch.Tensor, timestep: torch.Tensor, **more: Any
     ) -> tuple[torch.Tensor]:
-        """Return what each sample's expert predicts; further arguments are those of a transformer of Wan."""
+        """Return each sample's prediction by its expert; further arguments are those of Wan's transformer."""
         is_high = (timestep >= self._boundary)[:, None, None, None, None]
-        # Of a mixed batch each expert computes all samples: with fewer of them, others' bits would change.
+        # Each expert computes all samples of a mixed batch: with fewer of them, bits would change.
         found = [
             expert(hidden_states, timestep, **more)[0]
-            # Processes that divide its weights all compute every batch, as others may need it.
+            # Processes that divide its weights must all compute every batch, as others may need their part.
             if chosen.any() or hasattr(next(expert.blocks.parameters()), "full_tensor")
             else torch.zeros_like(hidden_states)
             for expert, chosen in zip(self.experts, (is_high, ~is_high), strict=True)
@@ -177,12 +177,12 @@ class TwoExperts(torch.nn.Module):
     )
 
     def set_attention_backend(self, name: str) -> None:
-        """Choose an attention kernel for both."""
+        """Set the attention kernel of both experts."""
         for expert in self.experts:
             expert.set_attention_backend(name)
 
     def save_pretrained(self, folder: str) -> None:
-        """Save the trained experts, each into the folder of its name beside or at `folder`."""
+        """Save the trained experts, each into a folder of its name at or beside `folder`."""
         for name, expert in self.named_children():
             expert.save_pretrained(str(Path(folder).with_name(name)))  # pyright: ignore[reportCallIssue]
 

@@ -37,7 +37,7 @@ class ZImageModel(PipelineModel):
 
     @classmethod
     def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
-        """Return the tokens of the image, which the transformer itself pads to a multiple of 32."""
+        """Return the image's tokens, which the transformer itself pads to a multiple of 32."""
         return -(-super().image_tokens(vae, settings) // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
     @classmethod

@@ -1,1 +1,1 @@
-"""A model's files: where they lie, whether they are whole, and loading and writing them."""
+"""Finds, checks, loads and writes a model's files."""

@@ -26,7 +26,7 @@ def refuse_files_not_finite(files: Iterable[Path]) -> int:
     """Read all tensors of safetensors files, one at a time.
 
     Returns:
-        The number of numbers read.
+        The number of values read.
 
     Raises:
         ModelError: if one is not finite, or a file cannot be read.
@@ -37,7 +37,7 @@ def refuse_files_not_finite(files: Iterable[Path]) -> int:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it is not a mapping
                     tensor = opened.get_tensor(name)
-                    # isfinite does not take every 8-bit format.
+                    # isfinite does not support every 8-bit format.
                     wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
                     if not torch.isfinite(wide).all():
                         raise ModelError(_not_finite(str(file), name, wide))
@@ -61,6 +61,6 @@ def checked_pixels(pixels: torch.Tensor) -> torch.Tensor:
 def _not_finite(where: str, name: str, tensor: torch.Tensor) -> str:
     bad = int((~torch.isfinite(tensor)).sum())
     return (
-        f"{where}: {bad:,} of the {tensor.numel():,} numbers of {name} are not finite; download the model "
-        "again, or make it again"
+        f"{where}: {bad:,} of the {tensor.numel():,} values of {name} are not finite; download or make the "
+        "model again"
     )

@@ -23,7 +23,7 @@ def find_folder(setting: str, name: str) -> Path:
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         return folder
-    # Imported here: it takes as long as all earlier checks together, and a folder does not need it.
+    # Imported here: importing it takes as long as all earlier checks together, and a folder does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -36,16 +36,16 @@ def find_folder(setting: str, name: str) -> Path:
         ) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"{setting} = {quoted(name)} is not a local folder, and the hub's cache of this machine has no "
-            f"model of that name; download it first (`hf download {name[:80]}`) or name a folder with it"
+            f"{setting} = {quoted(name)} is not a local folder, and this machine's hub cache has no model of "
+            f"that name; download it first (`hf download {name[:80]}`) or name a folder with it"
         ) from error
 
 
 def local_folder(setting: str, name: str, weights: bool = True) -> Path:
     """Find the folder of a model that `from_pretrained` can read.
 
-    Missing files are refused: a run would be paid for while it downloads them, and would fail on a machine
-    without a network.
+    Missing files are refused: otherwise a run would be paid for while it downloads them, and would fail on a
+    machine without a network.
 
     Args:
         weights: True to require weights; a processor alone has none.

@@ -1,4 +1,4 @@
-"""Adapters as files that diffusers and peft write and load. torch is imported where tensors are needed."""
+"""Adapters in the file formats of diffusers and peft. torch is imported where tensors are needed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 
 _PEFT_FILE, _PEFT_SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 _METADATA = "lora_adapter_metadata"
-"""Where diffusers writes the LoRA's settings into the file itself."""
+"""Metadata key under which diffusers writes the LoRA's settings into the file itself."""
 
 _ADAPTER = ".default."
 _PREFIXES = ("transformer.", "base_model.model.")
 _OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
-"""Settings of peft that make something other than one rank and one scale for all layers."""
+"""peft settings that mean anything other than one rank and one scale for all layers."""
 
 
 def write_lora(
@@ -74,7 +74,7 @@ def write_lora(
 
 
 def lora_files(path: str) -> list[Path]:
-    """Return the files of a LoRA: its weights, and where peft wrote them, its settings.
+    """Return a LoRA's files: its weights and, if peft wrote them, its settings.
 
     Args:
         path: `model.adapter`: a safetensors file, or a folder with one that diffusers or peft wrote.
@@ -105,7 +105,7 @@ def lora_files(path: str) -> list[Path]:
 
 
 def check_lora(path: str, adaptation: AdaptationConfig) -> None:
-    """Refuse a LoRA that a run cannot start from, by its file's header alone.
+    """Refuse a LoRA that a run cannot start from, by its file header alone.
 
     Raises:
         ModelError: no file, another format, or another rank.
@@ -153,21 +153,21 @@ def read_lora(
     for odd, verb in ((missing, "lacks"), (further, "has")):
         if odd:
             layer = odd[0].partition(".lora_")[0]
-            problem = f"it is of other layers than adaptation.targets names: it {verb} {layer}"
+            problem = f"its layers differ from those that adaptation.targets names: it {verb} {layer}"
             raise _refusal(path, problem, "set adaptation.targets to the layers that it has")
     for name, value in state.items():
         if value.shape != shapes[name]:
-            problem = f"{name} has shape {list(value.shape)}, and this model's has {list(shapes[name])}"
+            problem = f"{name} has shape {list(value.shape)}, but this model's has {list(shapes[name])}"
             raise _refusal(path, problem, "name an adapter of this model")
         if not np.isfinite(value).all():
             bad = int((~np.isfinite(value)).sum())
-            problem = f"{bad:,} of the {value.size:,} numbers of {name} are not finite"
+            problem = f"{bad:,} of the {value.size:,} values of {name} are not finite"
             raise _refusal(path, problem, "export it again from a sound checkpoint")
     return state
 
 
 def _policy_name(path: str, name: str) -> str:
-    """Return the name that the policy has for a tensor of the file."""
+    """Return the policy's name for a tensor in the file."""
     layer = name
     for prefix in _PREFIXES:
         layer = layer.removeprefix(prefix)
@@ -182,7 +182,7 @@ def _policy_name(path: str, name: str) -> str:
 
 
 def _scale(path: str, files: list[Path], adaptation: AdaptationConfig) -> float:
-    """Return alpha / rank as the file's own settings have it; 1 without settings, as diffusers takes it."""
+    """Return alpha / rank by the file's own settings; 1 without settings, as in diffusers."""
     weights, *beside = files
     if beside:
         settings: dict[str, Any] = dict(read_json(beside[0]))

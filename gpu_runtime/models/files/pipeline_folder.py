@@ -1,4 +1,4 @@
-"""The files of a diffusers pipeline, checked to be complete. Nothing is downloaded."""
+"""A diffusers pipeline's files, checked for completeness. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PartKind = Literal["diffusers", "transformers", "tokenizer", "processor", "sched
 
 INDEX = "model_index.json"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
-_SMALL = {
+_CONFIGS = {
     "tokenizer": "tokenizer_config.json",
     "processor": "preprocessor_config.json",
     "scheduler": "scheduler_config.json",
@@ -32,7 +32,7 @@ class PipelineFolder:
     """A pipeline in the hub's layout, with a folder per part.
 
     Attributes:
-        parts: parts that are needed, and their kinds.
+        parts: needed parts and their kinds.
     """
 
     path: Path
@@ -58,8 +58,8 @@ class PipelineFolder:
             )
         if (named := found.index.get("_class_name")) != pipeline:
             raise ModelError(
-                f"model.path = {name!r} is a {named}, not a {pipeline}; set model.family to the family of "
-                "the model, or name another one"
+                f"model.path = {name!r} is a {named}, not a {pipeline}; set model.family to the model's "
+                "family, or name another model"
             )
         found._refuse_incomplete(name)
         for part, kind in parts.items():
@@ -78,10 +78,10 @@ class PipelineFolder:
 
     def config(self, part: str) -> dict[str, Any]:
         """Return the configuration of a part."""
-        return read_json(self.path / part / _SMALL.get(self.parts[part], "config.json"))
+        return read_json(self.path / part / _CONFIGS.get(self.parts[part], "config.json"))
 
     def weights(self, part: str) -> list[Path]:
-        """Return the files of a part's weights; empty if it has no weights."""
+        """Return a part's weight files; empty if it has no weights."""
         kind = self.parts[part]
         if kind not in _WEIGHTS:
             return []
@@ -90,18 +90,18 @@ class PipelineFolder:
             return [self.path / part / f"{_WEIGHTS[kind]}.safetensors"]
         named = read_json(index).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
-            raise ModelError(f"{index} names no files of weights; download the model again, whole")
+            raise ModelError(f"{index} names no weight files; download the model again, whole")
         return [self.path / part / file for file in sorted(set(named.values()))]
 
     def parameters(self, part: str) -> int:
-        """Return how many numbers a part's weights have, from the files' headers alone."""
+        """Return the number of parameters of a part, from the file headers alone."""
         files = self.weights(part)
         return sum(math.prod(shape) for file in files for shape in tensor_shapes(file).values())
 
     def _refuse_incomplete(self, name: str) -> None:
         needed: list[Path] = []
         for part, kind in self.parts.items():
-            needed += [self.path / part / _SMALL.get(kind, "config.json"), *self.weights(part)]
+            needed += [self.path / part / _CONFIGS.get(kind, "config.json"), *self.weights(part)]
         missing = [file.relative_to(self.path).as_posix() for file in needed if not file.is_file()]
         if missing:
             raise ModelError(
@@ -113,7 +113,7 @@ class PipelineFolder:
 def pipeline_files(name: str) -> list[Path]:
     """Return the files that a pipeline is loaded from, in a fixed order, without importing diffusers.
 
-    Of a part with weights these are its configuration and the weights; of any other part, all its files.
+    For a part with weights these are its configuration and the weights; for any other part, all its files.
 
     Args:
         name: `model.path`.
@@ -124,7 +124,7 @@ def pipeline_files(name: str) -> list[Path]:
     folder = find_folder("model.path", name)
     files = [folder / INDEX]
     for part, named in sorted(read_json(folder / INDEX).items()):
-        # Settings are no lists; absent parts have no folder.
+        # Settings are not lists; absent parts have no folder.
         if isinstance(named, list) and named and (folder / part).is_dir():
             here = sorted((folder / part).iterdir())
             weights = f"{_WEIGHTS.get(named[0])}.safetensors"
@@ -138,10 +138,10 @@ def pipeline_files(name: str) -> list[Path]:
 
 
 def tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """Return names and shapes of the tensors in a safetensors file, without reading them.
+    """Return the names and shapes of a safetensors file's tensors, without reading them.
 
     Raises:
-        ModelError: if it is not such a file, or its end is missing.
+        ModelError: if it is not such a file, or is truncated.
     """
     try:
         with file.open("rb") as opened:
@@ -158,14 +158,14 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
     if size < end:
         raise ModelError(f"{file} has {size} bytes of {end}: it is cut off; download the model again, whole")
     try:
-        with safe_open(file, framework="np"):  # which looks whether shapes, types and offsets agree
+        with safe_open(file, framework="np"):  # checks that shapes, types and offsets agree
             return shapes
     except SafetensorError as error:
         raise ModelError(f"{file} is not a safetensors file ({error}); download the model again") from error
 
 
 class _Settings(dict[str, Any]):
-    """The content of a file of settings; looking up a missing key is an error that names the file."""
+    """The content of a settings file; looking up a missing key is an error that names the file."""
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         super().__init__(values)

@@ -20,7 +20,7 @@ class Parts:
 
     Attributes:
         vae: decoder of latents, float32.
-        encoders, tokenizers: models by the names of their folders; image processors are with the tokenizers.
+        encoders, tokenizers: models by folder name; image processors are among the tokenizers.
     """
 
     transformer: Any
@@ -39,7 +39,7 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
     loaded: dict[str, Any] = {}
     for part in (part for part, kind in folder.parts.items() if kind == "tokenizer"):
         _, named = folder.index.get(part) or ("", "")
-        # The tokenizer of a processor alone: the whole one needs torchvision, for videos.
+        # Only the tokenizer of a processor: the whole processor needs torchvision, for videos.
         known = None if named.endswith("Processor") else getattr(transformers, named, None)
         tokenizer_class: Any = known or transformers.AutoTokenizer
         try:
@@ -50,13 +50,13 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
             ) from error
     for part in (part for part, kind in folder.parts.items() if kind == "processor"):
         try:
-            # For images alone: the whole processor needs torchvision, for videos.
+            # Only the image part: the whole processor needs torchvision, for videos.
             loaded[part] = transformers.AutoImageProcessor.from_pretrained(
                 str(folder.path / part), local_files_only=True
             )
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelError(
-                f"{folder.path / part} holds no settings of images that transformers can load: {error}"
+                f"{folder.path / part} holds no image settings that transformers can load: {error}"
             ) from error
     return loaded
 
@@ -68,13 +68,13 @@ def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
         kind: class that the family's models come with.
 
     Raises:
-        ModelError: if it is of another kind, or cannot be made.
+        ModelError: if it is of another class, or cannot be built.
     """
     config = folder.config("scheduler")
     if config.get("_class_name") != kind.__name__:
         raise ModelError(
-            f"{folder.path / 'scheduler'} is a {config.get('_class_name')}, not a {kind.__name__}: sampling "
-            "here is flow matching along that one's schedule; name a model that comes with it"
+            f"{folder.path / 'scheduler'} is a {config.get('_class_name')}, not a {kind.__name__}, whose "
+            "flow matching schedule sampling follows here; name a model that comes with it"
         )
     try:
         return kind.from_config(config)
@@ -85,22 +85,22 @@ def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
 
 
 def empty_transformer(family: Any, folder: PipelineFolder, dtype: torch.dtype, name: str) -> Any:
-    """Build the transformer without memory for its weights, to inspect its layers.
+    """Build the transformer on the meta device, to inspect its layers.
 
-    The other models of the pipeline are built in the same way, checked against their files, and dropped.
+    The pipeline's other models are built in the same way, checked against their files, and dropped.
 
     Args:
-        family: class of the family, a `PipelineModel`, which names the parts' classes.
-        name: folder of the transformer in the pipeline's.
+        family: the family's class, a `PipelineModel`, which names the parts' classes.
+        name: the transformer's folder in the pipeline.
 
     Raises:
-        ModelError: if a part's configuration is that of another model, or asks for weights not in its files.
+        ModelError: if a part's configuration is that of another model, or describes weights not in its files.
     """
     for part, part_class in {"vae": family.VAE, **family.ENCODERS}.items():
         _empty_part(part_class, folder, part)
     model = _empty_part(family.TRANSFORMER, folder, name)
     refuse_other_names(model, folder.path / name, folder.weights(name))
-    for weight in model.parameters():  # to() would warn of parts that a model keeps in float32
+    for weight in model.parameters():  # to() would warn about parts that a model keeps in float32
         weight.data = weight.data.to(dtype)
     return model
 

@@ -1,6 +1,6 @@
-"""Loading of a model with all of its weights.
+"""Loads models with all of their weights.
 
-diffusers and transformers draw weights at random if a file lacks them, and only warn.
+If a file lacks weights, diffusers and transformers initialise them at random and only warn.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: tor
 
     Args:
         model_class: class with `from_pretrained`.
-        part: name of the part's folder in the pipeline's.
+        part: name of the part's folder in the pipeline.
 
     Raises:
         ModelError: if the files are those of another model, or lack weights.
     """
     named = {"diffusers": "torch_dtype", "transformers": "dtype"}[folder.parts[part]]
-    how = {"subfolder": part, named: dtype}
-    return _load_whole(model_class, str(folder.path / part), str(folder.path), how)
+    extra = {"subfolder": part, named: dtype}
+    return _load_whole(model_class, str(folder.path / part), str(folder.path), extra)
 
 
 def load_judge(model_class: Any, setting: str, folder: Path, dtype: torch.dtype | str = torch.float32) -> Any:
-    """Load a scorer's model of a transformers class, as `load_weights` does.
+    """Load a scorer's transformers model, as `load_weights` does.
 
     Args:
         model_class: class with `from_pretrained`.
@@ -55,23 +55,23 @@ def load_judge(model_class: Any, setting: str, folder: Path, dtype: torch.dtype 
     return _load_whole(model_class, f"{setting}: {folder}", str(folder), {"dtype": dtype}, judges=True)
 
 
-def _load_whole(model_class: Any, said: str, path: str, how: dict[str, Any], judges: bool = False) -> Any:
-    """Load from a path; `said` names it in messages, and `how` has further arguments of `from_pretrained`.
+def _load_whole(model_class: Any, label: str, path: str, extra: dict[str, Any], judges: bool = False) -> Any:
+    """Load with `from_pretrained`; `label` names it in messages, and `extra` has further arguments.
 
     A judge may lack buffers: files for inference leave out those of its training loss.
     """
     try:
         model, report = model_class.from_pretrained(
-            path, local_files_only=True, output_loading_info=True, **how
+            path, local_files_only=True, output_loading_info=True, **extra
         )
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{said} cannot be loaded as {model_class.__name__}: {error}") from error
-    # Else buffers too: a batch norm's statistics are as much part of a model as its weights.
+        raise ModelError(f"{label} cannot be loaded as {model_class.__name__}: {error}") from error
+    # Otherwise buffers too: a batch norm's statistics are as much part of a model as its weights.
     own = {*dict(model.named_parameters()), *([] if judges else dict(model.named_buffers()))}
     if lacking := sorted(own & set(report["missing_keys"])):
         or_else = ", or name the folder of a whole one" if judges else ""
         raise ModelError(
-            f"{said} lacks {len(lacking)} weights of a {model_class.__name__}, such as {lacking[0]}; "
+            f"{label} lacks {len(lacking)} weights of a {model_class.__name__}, such as {lacking[0]}; "
             f"download the model again, whole{or_else}"
         )
     return model.eval().requires_grad_(False)

@@ -85,7 +85,7 @@ def test_a_model_with_a_number_that_is_not_finite(tmp_path: Path, capsys: pytest
     assert [line.split(":")[0] for line in wrong] == ["wrong model and scorer", "wrong model's numbers"]
     for line in wrong:
         assert re.search(
-            r"diffusion_pytorch_model.safetensors: 1 of the [\d,]+ numbers of proj_out.weight", line
+            r"diffusion_pytorch_model.safetensors: 1 of the [\d,]+ values of proj_out.weight", line
         )
 
 
@@ -145,9 +145,9 @@ def test_a_run_is_sized_without_weights_and_without_a_gpu():
         "AdamW's moments": 2 * adapters, "text encoders": 8.29e9 * 2 / 2**30,
     }.items():  # fmt: skip
         assert re.search(rf"\n {name} +{size:.1f} ", said), name
-    for name in ("activations of a batch", "decoding an image", "training's batch, with checkpointing"):
+    for name in ("activations of a batch", "decoding an image", "training batch, with checkpointing"):
         assert re.search(rf"\n {name} +\d+\.\d to \d+\.\d ", said), name
-    assert re.search(r"\ntraining's batch, without checkpointing: [\d.]+ to [\d.]+ GiB instead\n", said)
+    assert re.search(r"\ntraining batch, without checkpointing: [\d.]+ to [\d.]+ GiB instead\n", said)
     hours = {
         int(n): float(h) for n, h in re.findall(r"\n  (\d) x H100: ([\d.]+) h \([\d.]+ to [\d.]+\), \$", said)
     }

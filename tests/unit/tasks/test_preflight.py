@@ -189,7 +189,7 @@ def test_no_standby_where_workers_have_gpus(tmp_path: Path, monkeypatch: pytest.
 def test_local_processes_take_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     local = {"cluster": "local"}
-    with pytest.raises(ConfigurationError, match=r"on the CPU alone, and model.device=auto is a GPU here"):
+    with pytest.raises(ConfigurationError, match=r"only on the CPU, but model.device=auto is a GPU here"):
         preflight.check(config(tmp_path, runtime=local))
     preflight.check(config(tmp_path, runtime=local, model={"device": "cpu"}))
 

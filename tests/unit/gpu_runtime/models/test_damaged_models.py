@@ -81,37 +81,37 @@ GARBAGE = {
         writes(
             WEIGHTS, struct.pack("<Q", len(HEADER) - 7) + HEADER.replace(b"999999999", b"16") + b"\0" * 16
         ),
-        "is not a safetensors file|but the files of weights have 1 tensors",
+        "is not a safetensors file|but the weight files have 1 tensors",
     ),
     "config of nothing": (writes(CONFIG, "{}"), "its config.json names no model"),
     "config without sizes": (
         writes(CONFIG, '{"_class_name": "CLASS"}'),
-        "numbers, and the files of weights hold|by config.json; one of the two",
+        "parameters, but the weight files hold|by config.json; one of the two",
     ),
     "config that is a list": (writes(CONFIG, "[1, 2]"), "is not a JSON object"),
     "config that is not JSON": (writes(CONFIG, "\xff\xfe{"), "is not JSON"),
     "config without an end": (writes(CONFIG, "[" * 100_000), "is not JSON"),
-    "another class": (sets(CONFIG, _class_name="UNet2DModel"), "is of a UNet2DModel"),
-    "a million layers": (sets(CONFIG, num_layers=10**6), "num_layers = 1000000, but the files"),
-    "layers below none": (sets(CONFIG, num_layers=-1), "num_layers = -1, but the files"),
+    "another class": (sets(CONFIG, _class_name="UNet2DModel"), "describes a UNet2DModel"),
+    "a million layers": (sets(CONFIG, num_layers=10**6), "num_layers = 1000000, but the weight files"),
+    "layers below none": (sets(CONFIG, num_layers=-1), "num_layers = -1, but the weight files"),
     "another layer": (
         sets(CONFIG, num_layers=1),
-        "by config.json; one of the two|tensors that its config.json knows nothing of",
+        "by config.json; one of the two|tensors that its config.json does not describe",
     ),
-    "wider": (sets(CONFIG, attention_head_dim=64), "by config.json; one of the two is of another model"),
+    "wider": (sets(CONFIG, attention_head_dim=64), "by config.json; one of the two belongs to"),
     "heads beyond memory": (sets(CONFIG, num_attention_heads=10**9), "is not a valid .*Storage size"),
     "no number": (sets(CONFIG, num_attention_heads="many"), "is not a valid "),
     "no heads": (sets(CONFIG, num_attention_heads=0), "is not a valid |by config.json"),
     "weights lost": (
         tensors(WEIGHTS, lambda held: held.pop(sorted(held)[-1])),
-        "lacks 1 weights of a |numbers, and the files of weights hold",
+        "lacks 1 weights of a |parameters, but the weight files hold",
     ),
     "another shape": (tensors(WEIGHTS, reshape_first), "has shape \\[3, 7\\] in the file"),
 }
 OF_EMBEDDED = {
     "not finite": (
         tensors(WEIGHTS, lambda held: held["proj_out.weight"].fill_(float("nan"))),
-        "numbers of proj_out.weight are not finite",
+        "values of proj_out.weight are not finite",
     ),
     "codec cut off": (cut("codec.safetensors", 0.5), "cannot read the codec"),
     "codec of another shape": (
@@ -140,10 +140,10 @@ OF_FAMILY = {
     "encoder of nothing": (writes("text_encoder_3/config.json", "{}"), "config.json names no model"),
     "encoder without sizes": (
         writes("text_encoder_3/config.json", '{"model_type": "t5"}'),
-        "by config.json; one of the two|numbers, and the files of weights hold",
+        "by config.json; one of the two|parameters, but the weight files hold",
     ),
     "encoder without end": (
-        sets("text_encoder_3/config.json", num_layers=10**7), "num_layers = 10000000, but the files",
+        sets("text_encoder_3/config.json", num_layers=10**7), "num_layers = 10000000, but the weight files",
     ),
     "encoder cut off": (cut("text_encoder/model.safetensors", 0.9), "it is cut off"),
     "vae of nothing": (writes("vae/config.json", "{}"), "config.json names no model"),
@@ -159,10 +159,10 @@ OF_FAMILY = {
     ),
     "tokenizer": (writes("tokenizer_3/tokenizer.json", '{"version": '), r"tokenizer.json is not JSON"),
     "index of nothing": (
-        writes(f"{WEIGHTS}.index.json", "{}"), "index.json names no files of weights",
+        writes(f"{WEIGHTS}.index.json", "{}"), "index.json names no weight files",
     ),
     "index of numbers": (
-        writes(f"{WEIGHTS}.index.json", '{"weight_map": {"a": 1}}'), "index.json names no files of weights",
+        writes(f"{WEIGHTS}.index.json", '{"weight_map": {"a": 1}}'), "index.json names no weight files",
     ),
 }  # fmt: skip
 

@@ -80,12 +80,12 @@ def test_a_larger_size_needs_more_memory_to_generate_and_none_to_train(saved: Sa
     assert found.generating_bytes == 4 * alone.generating_bytes
     assert replace(found, generating_bytes=0) == replace(alone, generating_bytes=0)
     odd = family_config("flux", folder, evaluation={"size": f"{SIDE}x{SIDE + 1}"})
-    with pytest.raises(ConfigurationError, match=f"height is {SIDE + 1}; this model makes images"):
+    with pytest.raises(ConfigurationError, match=f"height is {SIDE + 1}; this model's sides"):
         outline_model(odd.evaluated_model)
 
 
 def test_what_cannot_be_evaluated_is_refused():
-    with pytest.raises(ConfigurationError, match="images of 96 x 60 pixels are asked for; this model makes"):
+    with pytest.raises(ConfigurationError, match="96 x 60 pixels were requested; this model's sides must be"):
         outline_model(config_of("evaluation.size=96x60").evaluated_model)
     with pytest.raises(ConfigurationError, match="which share sequences of one length; leave it"):
         config_of("sequence_parallel.rollout=2", "runtime.spot_workers=3")

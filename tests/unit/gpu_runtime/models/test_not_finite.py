@@ -164,7 +164,7 @@ def test_files_are_read_tensor_by_tensor_in_any_precision(tmp_path: Path):
     assert refuse_files_not_finite([file, file]) == 2 * (12 + 5 + 6)
     tensors["a"][1, 1] = math.inf
     save_file(tensors, file)
-    with pytest.raises(ModelError, match=r"weights.safetensors: 1 of the 12 numbers of a are not finite"):
+    with pytest.raises(ModelError, match=r"weights.safetensors: 1 of the 12 values of a are not finite"):
         refuse_files_not_finite([file])
     file.write_bytes(b"\0" * 40)
     with pytest.raises(ModelError, match="cannot be read"):

@@ -173,7 +173,7 @@ def test_weights_that_lack_some_are_not_filled_with_random_numbers(folder: Path)
         load_model(run_config(folder).model)
 
 
-SIZES = "; this model makes images whose sides {} divides"
+SIZES = "; this model's sides must be multiples of {}"
 UNKNOWN = "sequence parallelism does not know {}"
 
 
@@ -181,31 +181,31 @@ UNKNOWN = "sequence parallelism does not know {}"
     ("family", "sections", "says"),
     [
         ("sd3.5", {"model": {"height": 30}}, f"model.height is 30{SIZES.format(4)}, such as 32"),
-        ("sd3.5", {"model": {"width": 128}}, "table of positions ends at 64 pixels: lower them"),
+        ("sd3.5", {"model": {"width": 128}}, "position table ends at 64 pixels: lower them"),
         ("sd3.5", {"model": {"text_length": 4, "negative_prompt": ""}}, "model.text_length is 4: shorten"),
-        ("sd3.5", {"model": {"attention": "flash"}}, "by torch's own choice of kernels alone; use auto"),
+        ("sd3.5", {"model": {"attention": "flash"}}, "the choice of an attention kernel to torch; use auto"),
         ("sd3.5", {"adaptation": {"targets": ["img_mlp.net.2"]}}, "names no layer of this model"),
         ("sd3.5", shared(4), "2 attention heads do not divide by degree 4"),
-        ("qwen-image", {"model": {"attention": "flash"}}, "takes no mask"),
+        ("qwen-image", {"model": {"attention": "flash"}}, "supports no mask"),
         (
             "qwen-image", shared(2, height=12, width=20),  # 3 x 5 tokens
             "15 image tokens do not divide by degree 2; below it, 1 would do",
         ),
-        ("qwen-image-2.1", {"model": {"attention": "_native_flash"}}, "takes no mask"),
+        ("qwen-image-2.1", {"model": {"attention": "_native_flash"}}, "supports no mask"),
         ("qwen-image-2.1", {"model": {"height": 48}}, f"model.height is 48{SIZES.format(32)}"),
         ("qwen-image-2.1", {"model": {"text_length": 8}}, "model.text_length is 8: shorten"),
         ("qwen-image-2.1", shared(2, text_length=128), UNKNOWN.format("QwenImage21Transformer2DModel")),
         ("flux2-klein", {"model": {"height": 30}}, f"model.height is 30{SIZES.format(4)}"),
         ("flux2-klein", {"model": {"text_length": 8}}, "model.text_length is 8: shorten the prompt"),
-        ("flux", {"model": {"attention": "flash"}}, "model.attention is flash, which cannot be had here"),
+        ("flux", {"model": {"attention": "flash"}}, "model.attention is flash, which is not available"),
         ("sana", {"model": {"height": 30}}, f"model.height is 30{SIZES.format(4)}"),
         ("sana", shared(2, text_length=128), UNKNOWN.format("SanaTransformer2DModel; use degree 1")),
-        ("hunyuan-video-1.5", {"model": {"frames": 8}}, "model.frames is 8; this model makes clips of"),
+        ("hunyuan-video-1.5", {"model": {"frames": 8}}, "model.frames is 8; for this model it must be 1"),
         ("hunyuan-video-1.5", {"model": {"width": 26}}, f"model.width is 26{SIZES.format(4)}"),
         ("hunyuan-video-1.5", shared(4), "2 attention heads do not divide by degree 4"),
         (
             "wan2.2", {"model": {"frames": 8}},
-            "model.frames is 8; this model makes clips of 1 frame and a multiple of 4, such as 9",
+            "model.frames is 8; for this model it must be 1 plus a multiple of 4, such as 9",
         ),
         ("wan2.2", {"model": {"width": 24}}, f"model.width is 24{SIZES.format(16)}"),
         ("wan2.2", shared(4), "2 attention heads do not divide by degree 4"),
@@ -226,7 +226,7 @@ def test_settings_that_do_not_fit_a_family(
 def test_a_kernel_of_16_bits_is_refused_on_a_gpu_in_float32(saved: Saved):
     config = run_config(saved("flux"), "flux", model={"attention": "_native_flash", "dtype": "float32"})
     outline, gpu = family_of(config.model).outline, torch.device("cuda")
-    with pytest.raises(ConfigurationError, match=r"computes in 16 bits alone, but model\.dtype is float32"):
+    with pytest.raises(ConfigurationError, match=r"computes only in 16 bits, but model\.dtype is float32"):
         outline(config.model, gpu)
     outline(config.model, torch.device("cpu"))
     outline(config.model.model_copy(update={"dtype": "auto"}), gpu)

@@ -105,10 +105,10 @@ def kohya_names(tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (one_not_finite, r"1 of the .* numbers of .*lora_A.* are not finite"),
-        (another_width, r"has shape \[2, 33\], and this model's has \[2, 32\]"),
-        (a_layer_less, r"other layers than adaptation\.targets names: it lacks transformer_blocks\.0"),
-        (a_layer_more, r"other layers than adaptation\.targets names: it has proj_in"),
+        (one_not_finite, r"1 of the .* values of .*lora_A.* are not finite"),
+        (another_width, r"has shape \[2, 33\], but this model's has \[2, 32\]"),
+        (a_layer_less, r"those that adaptation\.targets names: it lacks transformer_blocks\.0"),
+        (a_layer_more, r"those that adaptation\.targets names: it has proj_in"),
         (kohya_names, r"'lora_unet_blocks_0\.lora_down\.weight' is not part of a transformer's LoRA"),
         (dict.clear, "it holds no weights"),
     ],

@@ -1,4 +1,4 @@
-"""The score in a language model's answer about an image; an unclear answer is refused.
+"""Reads the score from a language model's answer about an image; an unclear answer is refused.
 
 Every function raises `ValueError` with a text that can follow "the last with" in a message.
 """
@@ -36,7 +36,7 @@ def number_in(text: str, highest: float, pattern: str = "") -> float:
     try:
         return float(number)
     except ValueError as error:
-        raise ValueError(f"{reprlib.repr(number)}, no number, in the answer {reprlib.repr(text)}") from error
+        raise ValueError(f"{reprlib.repr(number)}, not a number, in answer {reprlib.repr(text)}") from error
 
 
 def number_at(text: str, path: str) -> float:
@@ -55,7 +55,7 @@ def number_at(text: str, path: str) -> float:
             raise ValueError(f"no {path!r} in the answer {reprlib.repr(text)}")
         value = value[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{reprlib.repr(value)}, no number, as {path!r} in the answer {reprlib.repr(text)}")
+        raise ValueError(f"{reprlib.repr(value)}, not a number, as {path!r} in answer {reprlib.repr(text)}")
     return value
 
 
@@ -66,7 +66,7 @@ def scaled(number: float, lowest: float, highest: float) -> float:
         lowest: number that scores 0.
         highest: number that scores 1.
     """
-    if not lowest <= number <= highest:  # as a NaN is not
+    if not lowest <= number <= highest:  # false for a NaN
         raise ValueError(
             f"{reprlib.repr(number)} in the answer, which is not from {lowest:g} to {highest:g} "
             "(reward.options.lowest, highest)"
@@ -78,7 +78,7 @@ def yes_share(text: str, tokens: Any) -> tuple[float, str]:
     """Return the probability of yes against no, in [0, 1], and its source.
 
     It is p(yes) / (p(yes) + p(no)) by the log-probabilities of the first token that is one of the words;
-    where the server gives none, 1 or 0 by the first word of the answer.
+    if the server gives none, 1 or 0 by the answer's first word.
 
     Args:
         tokens: `logprobs.content` of the answer; None if it has none.
@@ -98,17 +98,17 @@ def yes_share(text: str, tokens: Any) -> tuple[float, str]:
         chances = {"yes": 0.0, "no": 0.0}
         for said, logprob in listed.items():
             if word := _word(said):
-                # As a NaN is not; rounding may lift a certain token a little above 0.
+                # False for a NaN; rounding may lift a certain token a little above 0.
                 if not logprob <= 1e-3:
                     raise ValueError(
                         f"log-probability {reprlib.repr(logprob)} in the answer, which is above 0"
                     )
                 chances[word] += math.exp(min(logprob, 0.0))
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"log-probabilities of another form: {reprlib.repr(tokens)}") from error
+        raise ValueError(f"malformed log-probabilities: {reprlib.repr(tokens)}") from error
     whole = sum(chances.values())
     if whole <= 0:
-        raise ValueError("a probability of 0 of both yes and no")
+        raise ValueError("a probability of 0 for both yes and no")
     return chances["yes"] / whole, "log-probabilities"
 
 
@@ -135,5 +135,5 @@ def message_of(answer: Mapping[str, Any], may_be_cut: bool) -> tuple[str, Any]:
         raise ValueError(f"{reprlib.repr(text)} as the text of the answer")
     if reason == "content_filter" or (reason == "length" and not may_be_cut):
         limit = "it is longer than reward.options.tokens" if reason == "length" else "its server filtered it"
-        raise ValueError(f"a part of an answer, as {limit}: {reprlib.repr(text)}")
+        raise ValueError(f"an incomplete answer, as {limit}: {reprlib.repr(text)}")
     return text, tokens

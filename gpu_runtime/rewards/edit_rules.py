@@ -1,7 +1,7 @@
-"""The judgement of an edit of shapes from detected objects: did what was asked change, and the rest stay?
+"""Judges an edit of shapes from detected objects: was the requested change made, and did the rest stay?
 
-`exact` is True only if both hold: the shape looks and stands as asked, and every pixel outside the edited
-regions equals the source's.
+`exact` is True only if both hold: the shape has the requested look and place, and every pixel outside the
+edited regions equals the source's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from storage.prompts.files import PromptRecord
 from storage.prompts.sources import read_source
 
 TOLERANCE = 2.0
-"""Most pixels, across and down, by which the centre of the shape may miss its place."""
+"""Most pixels, across and down, by which the shape's centre may miss its place."""
 
 _REACH = 2
-"""Pixels around the boxes of the edit that may change too: a shape may stand that far off. Shapes of a source
-are four pixels apart or more."""
+"""Pixels around the edit's boxes that may change too: a shape may be that far off. A source's shapes are at
+least four pixels apart."""
 
 _MOST_CHANGED = 16
-"""Changed pixels of the rest at which its component reaches 0: few enough that each one counts."""
+"""Changed pixels outside the edit at which their component reaches 0: few enough that each one counts."""
 
 FindObjects = Callable[[np.ndarray], Sequence[Detection]]
 """Function that finds the shapes of a uint8 RGB image of shape (H, W, 3)."""
@@ -35,9 +35,9 @@ def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -
     """Score an image against its prompt's edit and source.
 
     Half of the value is 1 if the edit is exact, so that gaining one component at the cost of another does
-    not pay. The other half is the mean over components, each in [0, 1]: a shape of the class
-    stands where it should; it has the colour asked for; if the shape moves, its old place is empty; and the
-    rest, 1 less a sixteenth for each pixel that differs from the source's, at least 0.
+    not pay. The other half is the mean over components, each in [0, 1]: a shape of the class is where it
+    should be; it has the requested colour; if the shape moves, its old place is empty; and the rest of the
+    image, 1 less a sixteenth for each pixel that differs from the source's, at least 0.
 
     Args:
         image_HWC: uint8 RGB image of the source's size.
@@ -49,7 +49,7 @@ def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -
     edit, source_HWC = edit_of(prompt), read_source(prompt.source)
     if image_HWC.shape != source_HWC.shape:
         raise RewardError(
-            f"an image of {image_HWC.shape[1]} x {image_HWC.shape[0]} pixels, and a source of "
+            f"the image has {image_HWC.shape[1]} x {image_HWC.shape[0]} pixels, but its source "
             f"{source_HWC.shape[1]} x {source_HWC.shape[0]}; an edit keeps the size"
         )
     found = find(image_HWC)

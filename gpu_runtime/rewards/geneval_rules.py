@@ -30,10 +30,10 @@ class Detection:
     """One object in a picture.
 
     Attributes:
-        colour: its colour; empty where it was not looked at.
+        colour: its colour; empty if it was not classified.
         box: left, top, right, bottom in pixels.
         confidence: confidence of the detector, in [0, 1].
-        mask_HW: mask of the picture's pixels that it covers, bool; None where only the box is known.
+        mask_HW: mask of the picture's pixels that it covers, bool; None if only the box is known.
     """
 
     class_name: str
@@ -72,7 +72,7 @@ def check_row(
     Args:
         prompt: prompt with its row, whose form `storage.prompts.files` has checked.
         classes: classes that can be detected.
-        colours: colours that are told apart.
+        colours: colours that can be told apart.
 
     Raises:
         PromptFileError: if the prompt has no `include`, names an unknown value, asks for more objects
@@ -135,7 +135,7 @@ def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
 
     The value is the mean over components: each requested class's count and colour, 1 - |asked -
     found| / asked within [0, 1], and each position, 1 or 0. An image may be exact below value 1:
-    GenEval forgives a second object where one was asked for, unless `exclude` names it.
+    GenEval forgives a second object if one was asked for, unless `exclude` names it.
 
     Raises:
         PromptFileError: if the prompt has no `include`, like one from a .txt file.
@@ -154,7 +154,7 @@ def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
             components.append(_closeness(count, right))
             exact &= right >= count
         if item.get("position") is not None:
-            # Every object of the group stands so towards every object of the group referred to.
+            # Every object of the group must have the relation to every object of the other group.
             relation, index = item["position"]
             own, others = group[:count], groups[index][: include[index]["count"]]
             holds = bool(own and others) and all(

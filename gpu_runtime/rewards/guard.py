@@ -75,7 +75,7 @@ def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
     if errors and len(errors) == len(scores):
         raise RewardError(
             f"scorer {name!r} failed on all {len(scores)} images; the first error was: {errors[0]}. There is "
-            "nothing to learn from: correct the scorer, or what it needs and its prompts' format"
+            "nothing to learn from: fix the scorer, its dependencies or its prompts' format"
         )
 
 
@@ -86,7 +86,7 @@ def _mean(frames: Sequence[Score]) -> Score:
         if score.error is not None:
             return Score(0.0, False, "", error=f"frame {place} of those judged: {score.error}", usd=usd)
     for of_part in zip(*(score.terms for score in frames), strict=True):
-        # The mean over the frames that the part compares.
+        # Average over the frames that the part compares.
         values = [term.value for term in of_part if term.value is not None]
         terms.append(Term(of_part[0].weight, statistics.fmean(values) if values else None))
     return Score(
@@ -102,15 +102,15 @@ def _mean(frames: Sequence[Score]) -> Score:
 def _checked(score: Score) -> Score:
     """Return the score, or one with an error if it has one or is not a valid score."""
     value, error = float(score.value), score.error
-    if error is None and not 0.0 <= value <= 1.0:  # as a NaN is not
+    if error is None and not 0.0 <= value <= 1.0:  # false for a NaN
         error = f"score {value} is not in [0, 1]"
     return score if error is None else replace(score, value=0.0, exact=False, error=error)
 
 
 def _failed(error: Exception) -> Score:
-    """Return a score with an error, and the line of the scorer's file that raised, or called what did."""
+    """Return a score with an error that names the line of the scorer's file that raised, or led to it."""
     where = ""
-    if not isinstance(error, SpotlightError):  # which says itself what to do
+    if not isinstance(error, SpotlightError):  # its message already says what to do
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is this file's
         if frames and frames[0].filename.endswith(_FUNCTION):
             frames = [frame for frame in frames if not frame.filename.endswith(_FUNCTION)]

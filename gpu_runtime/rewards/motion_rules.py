@@ -1,4 +1,4 @@
-"""The judgement of a clip of the task `moving-shapes`: is the shape as asked, and its path?"""
+"""Judges a clip of the task `moving-shapes`: are the shape and its path as requested?"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from storage.errors import RewardError
 from storage.prompts.files import PromptRecord
 
 TOLERANCE = 1.0
-"""Most pixels, across and down, by which a frame's shape may be off the path. On the path of the other speed
-it is off by up to 3.5 pixels."""
+"""Most pixels, across and down, by which a frame's shape may be off the path. At the other speed it is off by
+up to 3.5 pixels."""
 
 _FAR = 4.0
-"""Pixels off the path at which a frame's place counts nothing."""
+"""Pixels off the path at which a frame's place scores 0."""
 
 
 def judge_motion(
@@ -26,11 +26,11 @@ def judge_motion(
 ) -> Score:
     """Score a clip against its prompt.
 
-    The path is a straight line at the speed asked for, through the mean of the shapes' centres. Half of the
-    value is 1 if the clip is exact: each frame has one shape, as asked, within `TOLERANCE` of the path. The
-    other half is the mean over frames of four components of the most certain shape: it is the only one, its
-    class, its colour, and its place, 1 less a quarter for each pixel off the path. A frame without a shape
-    has none.
+    The path is a straight line at the requested speed, through the mean of the shapes' centres. Half of the
+    value is 1 if the clip is exact: each frame has only the requested shape, within `TOLERANCE` of the path.
+    The other half is the mean over frames of four components of the most certain shape: it is the only one,
+    its class, its colour, and its place, 1 less a quarter for each pixel off the path. A frame without a
+    shape scores 0.
 
     Args:
         clip_FHWC: uint8 RGB clip with all frames, shape (8, 24, 24, 3).
@@ -59,7 +59,7 @@ def judge_motion(
         values[frame] = (sum(looks) + max(0.0, 1 - off / _FAR)) / 4
         exact = exact and all(looks) and off <= TOLERANCE
     detail = "nothing"
-    if starts:  # the kinds of shape that were seen, and where the most certain one was, first and last
+    if starts:  # the kinds of shape seen, and the first and last place of the most certain one
         kinds = dict.fromkeys(f"{one.colour} {one.class_name}" for shapes in found for one in shapes)
         ends = (_centre(found[frame][0]) for frame in (min(starts), max(starts)))
         detail = f"{', '.join(kinds)}; {' to '.join(f'({x:.0f}, {y:.0f})' for x, y in ends)}"

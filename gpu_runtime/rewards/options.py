@@ -33,13 +33,13 @@ JUDGE_URL = "http://127.0.0.1:8190/score"
 """Address of a judge that the run starts, unless another one is given."""
 
 RESTART_S = 60.0
-"""Most seconds until a judge that its run starts again takes connections; it loads its model after that."""
+"""Most seconds until a judge restarted by its run accepts connections; it loads its model after that."""
 
 LONGEST_WAIT_S = 60.0
 """Longest wait between two requests to a server, in seconds."""
 
 _OWN_FIELDS = frozenset({"model", "messages", "stream", "n", "logprobs", "top_logprobs"})
-"""Fields of a request of `vlm` on which its reading of the answer depends."""
+"""Fields of a `vlm` request that reading the answer depends on."""
 
 PART_RULES = ("weight", "threshold", "gate")
 """Keys of a part's table in a sum that are not options of the scorer itself."""
@@ -116,7 +116,7 @@ class ServerOptions(Section):
 
     @property
     def restart_s(self) -> float:
-        """Seconds that a server may refuse connections, while it is started again, at no attempt's cost."""
+        """Seconds that a restarting server may refuse connections without costing an attempt."""
         return 0.0
 
     @property
@@ -127,10 +127,10 @@ class ServerOptions(Section):
         return rounds * (self.attempts * self.timeout_s + sum(waits) + self.restart_s)
 
     def contradictions(self) -> Iterator[str]:
-        """Yield why settings cannot be together: requests that end after the scorer counts as hung."""
+        """Yield contradictions between settings: requests that end after the scorer counts as hung."""
         if self.longest_call_s >= CALL_LIMIT_S:
             yield (
-                f"reward.options.attempts = {self.attempts} of timeout_s = {self.timeout_s:g} may take "
+                f"reward.options.attempts = {self.attempts} with timeout_s = {self.timeout_s:g} may take "
                 f"{self.longest_call_s:.0f} s for {MOST_IMAGES_A_CALL} images, and a scorer counts as hung "
                 f"after {CALL_LIMIT_S:.0f} s; lower one of them, or raise reward.options.queue"
             )
@@ -154,7 +154,7 @@ class RemoteOptions(ServerOptions):
 
     @property
     def restart_s(self) -> float:
-        """See `ServerOptions.restart_s`: a run starts its own judge again, and no other server."""
+        """See `ServerOptions.restart_s`: a run restarts its own judge, and no other server."""
         return RESTART_S if self.judge else 0.0
 
     @field_validator("judge")
@@ -223,19 +223,19 @@ class VlmOptions(ServerOptions):
     """Price per answer (one for a whole clip), in dollars; one that cannot be read is paid for, too."""
 
     def contradictions(self) -> Iterator[str]:
-        """Yield why settings cannot be together: answers that could not be read."""
+        """Yield contradictions between settings: answers that could not be read."""
         yield from super().contradictions()
         for name, parsers in _OF_PARSERS.items():
             if name in self.model_fields_set and self.parser not in parsers:
                 yield (
-                    f"reward.options.{name} says nothing where reward.options.parser is {self.parser!r}; "
+                    f"reward.options.{name} has no effect if reward.options.parser is {self.parser!r}; "
                     f"leave it out, or use parser={parsers[0]}"
                 )
         asked_otherwise = self.parser != "number" or (self.lowest, self.highest) != (0.0, 10.0)
         if asked_otherwise and "template" not in self.model_fields_set:
             yield (
-                "reward.options.template asks for a number from 0 to 10 where it is left out; give one "
-                "that asks for what reward.options.parser, lowest and highest expect"
+                "the default reward.options.template asks for a number from 0 to 10; give one that asks for "
+                "what reward.options.parser, lowest and highest expect"
             )
         if not self.lowest < self.highest:
             yield (
@@ -255,7 +255,7 @@ class VlmOptions(ServerOptions):
             return
         if groups != 1:
             yield (
-                f"reward.options.pattern has {groups} groups; put exactly the number in parentheses, and use "
+                f"reward.options.pattern has {groups} groups; put only the number in parentheses, and use "
                 "(?:...) for others"
             )
 
@@ -268,7 +268,7 @@ class FunctionOptions(Section):
     [lowest, highest], with numbers beyond clipped."""
 
     def contradictions(self) -> Iterator[str]:
-        """Yield why settings cannot be together: bounds out of order."""
+        """Yield contradictions between settings: bounds out of order."""
         if isinstance(self.scale, tuple) and not self.scale[0] < self.scale[1]:
             yield f"reward.options.scale is {list(self.scale)}; the first must be below the second"
 
@@ -288,7 +288,7 @@ class SumOptions(Section):
     much. Scores stay the weighted sum of the values."""
 
     def contradictions(self) -> Iterator[str]:
-        """Yield why settings cannot be together: parts that could not count."""
+        """Yield contradictions between settings: parts that could not count."""
         for name in self.parts:
             weight, threshold, gate = (self.rule(name).get(key) for key in PART_RULES)
             if not _is_number(weight) or not 0 < weight < 1e9:
@@ -313,7 +313,7 @@ class SumOptions(Section):
                 )
 
     def rule(self, name: str) -> dict[str, Any]:
-        """Return how a part counts: those of `PART_RULES` that are set."""
+        """Return a part's rules: those of `PART_RULES` that are set."""
         part = self.parts[name]
         if not isinstance(part, dict):
             return {"weight": part}

@@ -23,18 +23,18 @@ class Scorer(Protocol):
 
     A subclass inherits what it does not define; a class with the same methods needs no base class.
 
-    One with an attribute `takes_clips` that is true gets the chosen frames of a clip at once, uint8 of shape
-    (F, H, W, 3), where it would get an image. Any other one gets them one by one, and the mean counts.
+    A scorer whose attribute `takes_clips` is true gets a clip's chosen frames at once, uint8 of shape
+    (F, H, W, 3), instead of an image. Any other gets them one by one, and the mean counts.
 
-    One with a method `move(device)` works on that device, given by torch's name of it, once it is called.
+    A scorer with a method `move(device)` works on that device, named as in torch, once it is called.
     """
 
     name: str
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that only the loaded scorer can tell to be impossible to judge by.
+        """Refuse a prompt that only the loaded scorer can recognise as impossible to judge by.
 
-        It is cheap, as every prompt of a run is checked; the plug-in's `check_prompt` comes before it. Most
+        Keep it cheap, as every prompt of a run is checked; the plug-in's `check_prompt` comes before it. Most
         scorers accept every prompt here.
 
         Raises:

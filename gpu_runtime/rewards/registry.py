@@ -48,15 +48,15 @@ class ScorerPlugin:
     """A scorer that `reward.scorer` can name: how to build it from settings.
 
     Attributes:
-        build: function that builds the scorer from its options, and imports what takes seconds to import.
-        check_prompt: function that refuses a prompt that no image could be judged by, without loading the
-            scorer; raises `PromptFileError`.
+        build: builds the scorer from its options, and does its slow imports.
+        check_prompt: refuses a prompt that no image could be judged by, without loading the scorer; raises
+            `PromptFileError`.
         uses_gpu: True if it is a large model, quicker on a GPU.
         gives_verdict: True if it may call images exact; False if it only grades.
         module: module that `build` imports, if that takes seconds: workers are forked from a process with it.
         check_server: quick check that refuses a server that does not answer; raises `ConfigurationError`.
-        parts: function from its options to the scorers that it combines, if it does; the options then have a
-            table `parts`, by name.
+        parts: returns the scorers that it combines, given its options, if it combines any; the options then
+            have a table `parts`, by name.
     """
 
     build: Callable[[Any], Scorer]
@@ -100,12 +100,12 @@ class ChosenScorer:
 
     @property
     def gives_verdict(self) -> bool:
-        """Return True if one of its judges may call an image exact."""
+        """True if one of its judges may call an image exact."""
         return any(judge.plugin.gives_verdict for judge in self.judges)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Its options as they are stored: those that were set, with absolute folders and names of parts."""
+        """Its options as stored: those that were set, with absolute folders and names of parts."""
         values = as_values(self.options)
         if self.plugin.parts is not None:
             values["parts"] = {}
@@ -153,11 +153,11 @@ class ChosenScorer:
                 judge.plugin.check_server(judge.options)
 
     def naming_its_section(self, message: str) -> str:
-        """Return a message of the scorer, which says `reward.options`, with the actual section."""
+        """Return a message of the scorer with `reward.options` replaced by the actual section."""
         return _in_section(message, self.section)
 
     def check_prompt(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt by which one of the judges could not judge any image.
+        """Refuse a prompt that one of the judges could not judge any image by.
 
         Raises:
             PromptFileError: if it has no text in quotes, no GenEval row, or one that no image satisfies.
@@ -339,7 +339,7 @@ def build_scorer(settings: RewardConfig) -> Scorer:
 
 
 def model_folders(settings: RewardConfig) -> list[str]:
-    """Return the folders from which the scorer's models are read, except those of the hub's cache.
+    """Return the folders that the scorer's models are read from, except those in the hub cache.
 
     Raises:
         ConfigurationError: if the scorer does not exist, or one of its options is wrong.
@@ -374,10 +374,10 @@ def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "")
 
 
 def _refuse_long_calls(judges: Sequence[ChosenScorer]) -> None:
-    """Refuse servers that one call waits for in turn for longer than a scorer process may take.
+    """Refuse servers that one call may wait for, in turn, for longer than a scorer process may take.
 
     Raises:
-        ConfigurationError: if there are such servers; with their names.
+        ConfigurationError: if so; with the servers' names.
     """
     servers = {judge.section: judge.options for judge in judges if isinstance(judge.options, ServerOptions)}
     longest_s = sum(options.longest_call_s for options in servers.values())
@@ -391,7 +391,7 @@ def _refuse_long_calls(judges: Sequence[ChosenScorer]) -> None:
 
 @contextmanager
 def _naming(section: str) -> Iterator[None]:
-    """Replace `reward.options`, which a scorer's own messages say, by the actual section of its options."""
+    """Replace `reward.options` in a scorer's own messages by the actual section of its options."""
     try:
         yield
     except ConfigurationError as error:

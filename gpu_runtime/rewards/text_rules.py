@@ -1,4 +1,4 @@
-"""The judgement of a text read from an image by the text that its prompt quotes.
+"""Judges text read from an image against the text that its prompt quotes.
 
 The definition is Flow-GRPO's (arXiv 2505.05470, section 5): one minus the edit distance over the
 target's length, or 1 if the target is a substring of the text read.
@@ -20,7 +20,7 @@ from storage.prompts.files import PromptRecord
 _QUOTED = re.compile(r'"([^"]*)"')
 
 _LOOK_ALIKE = str.maketrans("αβεζηικμνορςτυχ", "abezhikmnopστyx")
-"""Greek letters whose capitals look like Latin ones, so that an engine reads either; the final sigma."""
+"""Greek letters whose capitals look like Latin ones, so that an engine reads either; also the final sigma."""
 
 
 def target_text(prompt: str) -> str:
@@ -58,7 +58,7 @@ def ocr_reward(target: str, read: str) -> float:
 
     1 if `target` is a substring of `read`, else 1 - min(edit distance, len(target)) / len(target).
     """
-    # Imported here: the checks of prompts need only the target.
+    # Imported here: checks of prompts need only the target.
     from rapidfuzz.distance import Levenshtein
 
     if target in read:
@@ -67,7 +67,7 @@ def ocr_reward(target: str, read: str) -> float:
 
 
 class TextScorer(Scorer):
-    """A scorer by the text that it reads from an image."""
+    """A scorer that judges the text in an image."""
 
     @abstractmethod
     def read(self, image_HWC: np.ndarray) -> str:

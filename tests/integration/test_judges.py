@@ -163,7 +163,7 @@ def test_a_judge_after_its_python_is_found_from_any_folder(tmp_path: Path, monke
         ("no/such.py", "http://127.0.0.1:8190/score", "there is no file 'no/such.py'"),
         ("no-such-program x", "http://127.0.0.1:8190/score", "there is no program 'no-such-program'"),
         (str(FOLDER / "hpsv3.py"), "http://127.0.0.1/score", "names no port"),
-        (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:8190/score", "neither uv nor pipx is there"),
+        (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:8190/score", "neither uv nor pipx is installed"),
         (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:65536/score", "names no port .* from 1 to 65535"),
         ("'", "http://127.0.0.1:8190/score", "is not a command"),
         (" ", "http://127.0.0.1:8190/score", "is blank; name a judge"),

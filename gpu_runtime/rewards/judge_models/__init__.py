@@ -1,1 +1,1 @@
-"""Models that scorers judge with (CLIP, Mask2Former), and servers of judges."""
+"""Models that scorers judge with (CLIP, Mask2Former), and judge servers."""

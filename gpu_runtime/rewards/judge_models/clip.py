@@ -1,4 +1,4 @@
-"""A CLIP (arXiv 2103.00020) loaded by transformers, and the classifier of colours of `geneval`.
+"""A CLIP (arXiv 2103.00020) loaded by transformers, and the colour classifier of `geneval`.
 
 Shape suffixes: B pictures or texts, N colours, D width of the shared space, H W pixels.
 """
@@ -21,7 +21,7 @@ from storage.errors import ModelError
 GREY = 0x99
 """Value of all channels where the crop shows something other than the object."""
 
-_SAID = (
+_PHRASES = (
     "a photo of a {colour} {name}",
     "a photo of a {colour}-colored {name}",
     "a photo of a {colour} object",
@@ -33,7 +33,7 @@ class Clip:
     """An encoder of pictures and texts as unit vectors in one space.
 
     Args:
-        tokenizer: tokenizer that cuts texts to what the text tower takes.
+        tokenizer: tokenizer that truncates texts to the text tower's length.
     """
 
     def __init__(self, model: CLIPModel, tokenizer: Any, processor: CLIPImageProcessorPil) -> None:
@@ -63,7 +63,7 @@ class Clip:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(
-                f"{processor_setting or setting}: {beside} has no tokenizer and picture size of a CLIP that "
+                f"{processor_setting or setting}: {beside} has no CLIP tokenizer and picture size that "
                 f"transformers can load: {error}"
             ) from error
 
@@ -79,7 +79,7 @@ class Clip:
 
     @torch.inference_mode()
     def of_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """Return unit vectors of texts: shape (B, D). Texts too long for the model are cut off."""
+        """Return unit vectors of texts: shape (B, D). Texts too long for the model are truncated."""
         inputs = self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
         inputs = inputs.to(self._model.device)
         return _unit(self._model.get_text_features(**inputs).pooler_output).cpu()
@@ -106,8 +106,8 @@ class ClipColours:
         for item in found:  # one at a time, so that no answer depends on its neighbours
             name = item.class_name
             if name not in self._texts_ND:
-                said = [text.format(colour=colour, name=name) for colour in COLOURS for text in _SAID]
-                texts_ND = self._clip.of_texts(said).reshape(len(COLOURS), len(_SAID), -1).mean(1)
+                texts = [text.format(colour=colour, name=name) for colour in COLOURS for text in _PHRASES]
+                texts_ND = self._clip.of_texts(texts).reshape(len(COLOURS), len(_PHRASES), -1).mean(1)
                 self._texts_ND[name] = _unit(texts_ND)
             picture_1D = self._clip.of_pictures([crop(image_HWC, item)])
             likeness_N = (picture_1D @ self._texts_ND[name].T)[0]
@@ -116,7 +116,7 @@ class ClipColours:
 
 
 def crop(image_HWC: np.ndarray, item: Detection) -> np.ndarray:
-    """Return the picture within the object's box, the rest greyed: uint8, (box height, box width, 3)."""
+    """Return the object's box of the picture, the rest greyed: uint8, (box height, box width, 3)."""
     shown_HWC = image_HWC
     if item.mask_HW is not None:
         shown_HWC = np.where(item.mask_HW[..., None], image_HWC, np.uint8(GREY))

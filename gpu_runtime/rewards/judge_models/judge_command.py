@@ -1,4 +1,4 @@
-"""The command that starts a judge in an environment of its own."""
+"""The command that starts a judge in a separate environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 from storage.errors import ConfigurationError
 
 _RUNNERS = {"uv": ("run", "--script"), "pipx": ("run",)}
-"""Programs that make an environment with the dependencies that a file begins with (PEP 723)."""
+"""Programs that create an environment with the dependencies listed in a script (PEP 723)."""
 
 _LAST_PORT = 65535
 
@@ -20,8 +20,8 @@ _LAST_PORT = 65535
 def judge_command(judge: str, url: str) -> list[str]:
     """Return the command that serves a judge at an address.
 
-    A Python file is started by `uv` or `pipx`, with `--stub` by this Python, as a stand-in needs no packages.
-    Anything else is a command that is started as it is.
+    A Python file is started by `uv` or `pipx`, or with `--stub` by this Python, as a stub needs no packages.
+    Anything else is a command that is run as it is.
 
     Args:
         judge: `reward.options.judge`.
@@ -49,6 +49,6 @@ def judge_command(judge: str, url: str) -> list[str]:
         if program := shutil.which(name):
             return [program, *run, first, *arguments, *served]
     raise ConfigurationError(
-        f"neither {' nor '.join(_RUNNERS)} is there to make the environment of {first}; install one, or name "
-        "a Python before the file that has its dependencies"
+        f"neither {' nor '.join(_RUNNERS)} is installed, to create the environment of {first}; install one, "
+        "or put a Python that has the file's dependencies before it"
     )

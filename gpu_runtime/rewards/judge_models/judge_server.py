@@ -1,4 +1,4 @@
-"""A client of a server that judges, over HTTP: one limit for a whole request, retries, a queue."""
+"""An HTTP client for a judge server: one limit for a whole request, retries, a queue."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from storage.text import one_line
 Answer = TypeVar("Answer")
 
 _ANSWER_LIMIT_S = 10.0
-"""Limit of the request before a run that shows whether a server answers."""
+"""Limit of the request that checks, before a run, whether a server answers."""
 
 _MOST_BYTES = 16 * 2**20
 """Largest answer. 256 scores take 5 KB; the rest is for details."""
 
 _REFUSAL_BYTES = 2000
-"""Bytes read of the answer of a server that refuses: enough for a message."""
+"""Bytes read of a refusing server's answer: enough for a message."""
 
 _RESTART_LOOK_S = 1.0
-"""Pause before the next look for a server that is being started again."""
+"""Pause before the next look for a restarting server."""
 
 _WORTH_ANOTHER = frozenset({408, 425, 429})
 """Status codes of temporary refusals; any other 4xx means that the request itself is wrong."""
@@ -64,12 +64,12 @@ class JudgeServer:
         self._url = url
         self._key = key
         self._wait = wait
-        self._patience_s = settings.restart_s  # 0 after a request that waited so long
+        self._patience_s = settings.restart_s  # 0 after a request that waited that long
 
     def in_queue(self, calls: Iterable[Callable[[], Answer]]) -> list[Answer]:
         """Make calls, as many at once as the queue allows; return their results in order.
 
-        Each call has its own thread: asyncio cannot run an exchange where the caller's thread has a loop.
+        Each call has its own thread: asyncio cannot run an exchange if the caller's thread has a loop.
         """
         with ThreadPoolExecutor(self._settings.queue, thread_name_prefix="judge-server") as queue:
             return list(queue.map(lambda call: call(), calls))
@@ -78,7 +78,7 @@ class JudgeServer:
         """Return the answer to a request, as `read` returns it; call it through `in_queue`.
 
         Args:
-            read: function that reads the body of an answer of status 2xx; raises `AttemptError` if it cannot.
+            read: reads the body of an answer with status 2xx; raises `AttemptError` if it cannot.
 
         Raises:
             RewardError: if the server refuses the request, or the last attempt failed.
@@ -121,7 +121,7 @@ class JudgeServer:
                 [lambda: asyncio.run(asyncio.wait_for(exchange, _ANSWER_LIMIT_S))]
             )
         except AttemptError:
-            return  # an answer all the same, of another kind than that of a judgement
+            return  # an answer all the same, although not like a judgement's
         except (httpx.HTTPError, TimeoutError) as error:
             reason = one_line(str(error)) or f"no answer in {_ANSWER_LIMIT_S:g} s"
             raise ConfigurationError(
@@ -129,12 +129,12 @@ class JudgeServer:
             ) from error
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise ConfigurationError(
-                f"the server at {setting} refuses with status {status}: {_start(said)}; check the key that "
-                "it wants (docs/reference/rewards.md)"
+                f"the server at {setting} refuses with status {status}: {_start(said)}; check its key "
+                "(docs/reference/rewards.md)"
             )
 
     def _posted(self, content: bytes) -> bytes:
-        """Post a request; return the body of an answer of status 2xx.
+        """Post a request; return the body of an answer with status 2xx.
 
         The limit holds for the whole exchange, from connecting to the last byte: a server that sends a byte
         each second never exceeds a limit on single reads. asyncio can cancel an exchange at any point.
@@ -191,7 +191,7 @@ class JudgeServer:
                 if len(received) > _MOST_BYTES:
                     raise AttemptError(f"an answer of more than {_MOST_BYTES // 2**20} MiB")
             content = bytes(received)
-            if self._key:  # which servers name when they refuse it, and messages are stored
+            if self._key:  # servers quote it when they refuse it, and messages are stored
                 content = content.replace(self._key.encode(), b"[key]")
             return answer.status_code, content
 

@@ -1,4 +1,4 @@
-"""The detector of `geneval`: Mask2Former for instances of COCO's classes, through transformers.
+"""The detector of `geneval`: Mask2Former for instances of COCO's classes, from transformers.
 
 Shape suffixes: Q queries, K classes, H W pixels of the picture.
 """
@@ -23,7 +23,7 @@ _OTHER_NAMES = {
     "motorbike": "motorcycle", "aeroplane": "airplane", "sofa": "couch", "pottedplant": "potted plant",
     "diningtable": "dining table", "tvmonitor": "tv",
 }  # fmt: skip
-"""GenEval's names of COCO's classes, where files of weights have others."""
+"""GenEval's names of COCO's classes, by the names in weight files where these differ."""
 
 
 class Mask2FormerDetector:
@@ -44,7 +44,7 @@ class Mask2FormerDetector:
         missing = sorted(set(CLASSES) - self.class_names)
         if missing:
             raise ModelError(
-                f"the detector has {len(labels)} labels without {len(missing)} of GenEval's classes, such as "
+                f"the detector's {len(labels)} labels lack {len(missing)} of GenEval's classes, such as "
                 f"{missing[0]!r}; set reward.options.detector to a Mask2Former trained on COCO's instances"
             )
 
@@ -105,8 +105,8 @@ def instances(
 ) -> list[Instance]:
     """Return the objects in the outputs for one picture, read as in Mask2Former (arXiv 2112.01527).
 
-    Confidence is the class's probability times the mean probability of the mask's pixels. Of all pairs of
-    query and class only the most probable are considered, as many as there are queries.
+    Confidence is the class's probability times the mean probability of the mask's pixels. Only the most
+    probable pairs of query and class are considered, as many as there are queries.
 
     Args:
         class_logits_QK: shape (queries, classes + 1); the last class is "nothing".

@@ -1,7 +1,7 @@
-"""The rewards by a CLIP: the cosine of picture and prompt, scaled and kept within [0, 1].
+"""CLIP rewards: the cosine of picture and prompt, scaled and kept within [0, 1].
 
-`clip-score` is for pictures that fit their prompt (CLIPScore, Hessel et al., 2021), and `pick-score` for
-those that people prefer: PickScore (arXiv 2305.01569) is a CLIP trained on choices.
+`clip-score` rewards pictures that fit their prompt (CLIPScore, Hessel et al., 2021), and `pick-score` those
+that people prefer: PickScore (arXiv 2305.01569) is a CLIP trained on choices.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.prompts.files import PromptRecord
 
 WEIGHT = 2.5
-"""Factor that maps the cosines that occur, 0 to 0.4, to a range of 0 to 1."""
+"""Factor that maps usual cosines, 0 to 0.4, to a range of 0 to 1."""
 
 BEST = 26.0
 """Divisor of PickScore, as in Flow-GRPO; good pictures score 21 to 24, and none above 26 is known."""
 
 
 class ClipScorer(Scorer):
-    """A scorer by 2.5 times the cosine; a prompt too long for CLIP is cut off."""
+    """Scores 2.5 times the cosine; a prompt too long for CLIP is truncated."""
 
     name = "clip-score"
 
@@ -43,7 +43,7 @@ class ClipScorer(Scorer):
 
 
 class PickScorer(ClipScorer):
-    """A scorer by the cosine, times the CLIP's scale, over `BEST`."""
+    """Scores the cosine, times the CLIP's scale, over `BEST`."""
 
     name = "pick-score"
 

@@ -1,7 +1,7 @@
 """The reward for rendered text, read by DeepSeek-OCR-2 (arXiv 2601.20552) through transformers' class.
 
-It judges as `ocr` does. It reads whole pictures, scripts and layouts that a recogniser of single lines
-cannot, and needs a GPU to be quick (`runtime.scorer_gpu`), or a server that has one (scorer `remote`).
+It judges as `ocr` does. It reads whole pictures, scripts and layouts that a single-line recogniser cannot,
+and needs a GPU to be quick (`runtime.scorer_gpu`), or a server that has one (scorer `remote`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ASKED = "<image>\nFree OCR."
 
 
 class DeepseekOcrScorer(TextScorer):
-    """A scorer by DeepSeek-OCR-2.
+    """A scorer that reads with DeepSeek-OCR-2.
 
     Raises:
         ModelError: if files are missing, or are those of another model.

@@ -19,7 +19,7 @@ from storage.prompts.files import PromptRecord
 
 
 class FunctionScorer(Scorer):
-    """A scorer by `function(image, prompt)`: a PIL image in RGB and a text in, a number out.
+    """A scorer that calls `function(image, prompt)`: a PIL image in RGB and a text in, a number out.
 
     Args:
         function: reward function; it may raise anything.
@@ -69,7 +69,7 @@ class FunctionScorer(Scorer):
 
 
 class BatchFunctionScorer(BatchScorer, FunctionScorer):
-    """A scorer by `function(images, prompts)`: lists in, and perhaps a list `rows`, as many numbers out.
+    """A scorer that calls `function(images, prompts)`: lists in, perhaps with a list `rows`, numbers out.
 
     No number may depend on the other images.
     """
@@ -84,7 +84,7 @@ class BatchFunctionScorer(BatchScorer, FunctionScorer):
 
 
 class ClipFunctionScorer(FunctionScorer):
-    """A scorer by `function(frames, prompt)`: a clip's frames as a list of PIL images, and a text."""
+    """A scorer that calls `function(frames, prompt)`: a clip's frames as a list of PIL images, and a text."""
 
     takes_clips = True
 
@@ -95,9 +95,9 @@ class ClipFunctionScorer(FunctionScorer):
 
 
 def function_scorer(name: str, function: Callable[..., Any], options: FunctionOptions) -> FunctionScorer:
-    """Return the scorer of a function of two arguments, or of three where the last one is the prompt's row.
+    """Return the scorer for a function of two arguments, or of three if the last one is the prompt's row.
 
-    It is given lists if they are called `images` and `prompts`, and whole clips if the first one is `frames`.
+    It gets lists if they are called `images` and `prompts`, and whole clips if the first one is `frames`.
 
     Args:
         name: name of the reward, as the settings have it.
@@ -107,7 +107,7 @@ def function_scorer(name: str, function: Callable[..., Any], options: FunctionOp
     """
     try:
         signature = inspect.signature(function)
-    except ValueError as error:  # some functions of C have none
+    except ValueError as error:  # some C functions have none
         raise ConfigurationError(f"{error}; write a function of (image, prompt) that calls it") from error
     names = [*signature.parameters]
     kind = BatchFunctionScorer if names[:2] == ["images", "prompts"] else FunctionScorer

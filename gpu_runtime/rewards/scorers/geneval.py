@@ -84,7 +84,7 @@ class GenEvalScorer(Scorer):
     ) -> list[Detection]:
         """Return the objects, the most confident first, with colours where the row asks for one.
 
-        Only as many of a class as the row asks for are judged by their colour, so no more are classified.
+        Colour counts only for as many objects of a class as the row asks for, so no more are classified.
         """
         asked: Counter[str] = Counter()
         for item in prompt.metadata.get("include", []):

@@ -18,7 +18,7 @@ QUALITY = 95
 
 
 class JpegScorer(Scorer):
-    """A scorer by 1 - the file's bytes / the raw pixels' bytes, within [0, 1]; about 0.8 for a photograph."""
+    """Scores 1 - the file's bytes / the raw pixels' bytes, within [0, 1]; about 0.8 for a photograph."""
 
     name = "jpeg"
 

@@ -34,7 +34,7 @@ class OcrScorer(TextScorer):
         self._page = options.layout == "page"
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that quotes no text, or one in letters that the recogniser does not have.
+        """Refuse a prompt that quotes no text, or text in letters that the recogniser lacks.
 
         Raises:
             PromptFileError: if so; every image would score less than 1.
@@ -50,7 +50,7 @@ class OcrScorer(TextScorer):
 
     @cached_property
     def _letters(self) -> frozenset[str]:
-        """The letters that the recogniser may answer, normalised as answers are."""
+        """Letters that the recogniser may return, normalised like its answers."""
         line_HWC = np.full((*_ENGINE_PARAMETERS["Rec.rec_img_shape"][1:], 3), 255, np.uint8)
         # The engine loads its recogniser with the first line; it would find no line on a blank page.
         self._engine(line_HWC, use_det=False, use_cls=False, use_rec=True)

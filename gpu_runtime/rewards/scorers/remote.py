@@ -1,9 +1,9 @@
 """A scorer on another machine, over HTTP: for judges that need a GPU or separate packages.
 
-A request is JSON: `images` (PNG, base64 text; for a clip a list, one a frame), `prompts` and `metadata`
-(GenEval rows), as many of each. The answer is JSON: `scores`, null for an image without one, and optionally
-`exact` (booleans) and `details` (texts), as many of each; and the `scale` of the scores, [0, 1] unless it is
-given, whose `better` end, the "higher" one unless it is "lower", becomes 1.
+A request is JSON: `images` (PNG in base64; for a clip a list, one per frame), `prompts` and `metadata`
+(GenEval rows), one per image. The answer is JSON: `scores`, null for an image without one, and optionally
+`exact` (booleans) and `details` (texts), one per image; also the `scale` of the scores, [0, 1] by default,
+and which end of it is `better`, "higher" by default or "lower": that end becomes 1.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _FARTHEST = 1e300
 class RemoteScorer(BatchScorer):
     """A scorer that asks a server; only the server could refuse a prompt.
 
-    Requests that wait are not even encoded yet. An image that fails for good has an error and does not affect
-    the others.
+    Waiting requests are not even encoded. An image that fails for good has an error and does not affect the
+    others.
 
     Raises:
         ConfigurationError: if the address is not valid.
@@ -50,7 +50,7 @@ class RemoteScorer(BatchScorer):
         self._server = JudgeServer(settings, _url(settings), wait=wait)
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        """Ask for scores of images (H, W, 3) or clips (F, H, W, 3), several a request and at once."""
+        """Ask for scores of images (H, W, 3) or clips (F, H, W, 3), with several per request and at once."""
         size = self._settings.images_a_request
         answers = self._server.in_queue(
             partial(self._asked, images[start : start + size], prompts[start : start + size])
@@ -75,7 +75,7 @@ class RemoteScorer(BatchScorer):
 
 
 def refuse_silent_scorer(settings: RemoteOptions) -> None:
-    """Refuse an address where no server answers, or a judge that cannot be started to answer there.
+    """Refuse an address where no server answers, or a judge that cannot be started there.
 
     Raises:
         ConfigurationError: if so; with the problem.
@@ -116,7 +116,7 @@ def _scores(answer: bytes, count: int) -> list[Score]:
 
 
 class _Scale(NamedTuple):
-    """The scale that a judge declares for its scores, and the end of it that is better."""
+    """The scale that a judge declares for its scores, and which end of it is better."""
 
     lowest: float = 0.0
     highest: float = 1.0
@@ -138,13 +138,13 @@ class _Scale(NamedTuple):
         return cls(ends[0], ends[1], better)
 
     def score(self, value: float | None, exact: bool, detail: str) -> Score:
-        """Return the score in [0, 1]; an error for none, and for one that is not on the scale."""
+        """Return the score in [0, 1], with an error if the value is missing or not on the scale."""
         if value is None:
             return Score(
                 0.0, False, detail, error=f"the judge gave no score ({detail or 'without a reason'})"
             )
         scale = f"[{self.lowest:g}, {self.highest:g}]"
-        if not self.lowest <= value <= self.highest:  # as a NaN is not
+        if not self.lowest <= value <= self.highest:  # false for a NaN
             said = reprlib.repr(value)
             return Score(0.0, False, detail, error=f"the judge's score {said} is not on its scale {scale}")
         share = (value - self.lowest) / (self.highest - self.lowest)

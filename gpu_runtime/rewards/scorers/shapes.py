@@ -93,7 +93,7 @@ class ShapesScorer(Scorer):
 
 
 class EditsScorer(Scorer):
-    """A scorer of edits, which compares the rest of an image with its source by pixel."""
+    """A scorer of edits, which compares the rest of an image with its source pixel by pixel."""
 
     name = "edits"
 
@@ -117,7 +117,7 @@ class MovingShapesScorer(Scorer):
         """Score a clip of shape (8, 24, 24, 3) against its prompt.
 
         Raises:
-            PromptFileError: if the prompt is one of another task.
+            PromptFileError: if the prompt belongs to another task.
             RewardError: if the clip has another size, or frames are missing.
         """
         return judge_motion(image_HWC, prompt, detect)

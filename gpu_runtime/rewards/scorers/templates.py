@@ -1,7 +1,7 @@
-"""A judge of embedded tasks by correlation with what their renderer draws: no OCR engine, no contours.
+"""A judge of embedded tasks by correlation with their renderers' drawings: no OCR engine, no contours.
 
 The rewards of these tasks are `ocr`, `shapes`, `edits` and `moving-shapes`. This one uses another method on
-purpose: as `evaluation.judge` it shows whether what those rewards praise is there.
+purpose: as `evaluation.judge` it shows whether images really have what those rewards praise.
 
 Shape suffixes: H, W pixels, D values of a window, K templates, N windows.
 """
@@ -31,7 +31,7 @@ _DISPLACEMENTS = tuple(product(range(-2, 3), repeat=2))
 """Displacements down and right: up to one pixel more than the renderer's."""
 
 _LEAST_FIT = 0.5
-"""Least part of a shape's difference from the background that an object must have."""
+"""Least fit of an object to a shape; see `find_shapes`."""
 
 _MOST_FOUND = shapes.MOST_OBJECTS + 2
 
@@ -74,7 +74,7 @@ class TemplatesScorer(Scorer):
 
         Raises:
             PromptFileError: see `check_prompt`.
-            RewardError: if the image does not have the size that the renderer draws.
+            RewardError: if the image's size is not the renderer's.
         """
         check_prompt(prompt)
         if "edit" in prompt.metadata:
@@ -122,8 +122,8 @@ def read_glyphs(image_HWC: np.ndarray, asked: str) -> tuple[str, list[float]]:
 def find_shapes(image_HWC: np.ndarray) -> list[Detection]:
     """Find shapes one after another: each time the one that fits best anywhere, which is then painted over.
 
-    A shape's fit is the part of its difference from the background, in squared error, that the image
-    has: 1 for the drawing itself, 0 for the background.
+    A shape's fit is the share of its difference from the background, in squared error, that the image has:
+    1 for the drawing itself, 0 for the background.
 
     Args:
         image_HWC: uint8 RGB image, at least as large as a shape.

@@ -1,7 +1,7 @@
 """A vision language model as the judge, behind any server with OpenAI's chat completions.
 
 A request is about one image, or one clip, whose frames follow each other: an answer about several would
-depend on all of them. Servers that batch, such as vLLM, batch the `queue` requests under way at once.
+depend on all of them. Servers that batch, such as vLLM, batch the `queue` concurrent requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ALTERNATIVES = 20
 
 
 class VlmScorer(BatchScorer):
-    """A scorer by a vision language model.
+    """A scorer that asks a vision language model.
 
     An image whose answers cannot be read, or have a number outside the scale, has an error and no score.
 
@@ -75,7 +75,7 @@ class VlmScorer(BatchScorer):
         return replace(score, usd=paid * self._settings.usd_per_image)
 
     def _body(self, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-        # For an edit its sources come first.
+        # An edit's sources come first.
         sources = frames_of(read_source(prompt.source)) if prompt.source else ()
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture_base64(picture)}"}}
@@ -126,7 +126,7 @@ class VlmScorer(BatchScorer):
 
 
 def refuse_silent_vlm(settings: VlmOptions, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse an address where no server answers, and a key that is missing or not taken.
+    """Refuse an address where no server answers, and a key that is missing or rejected.
 
     Raises:
         ConfigurationError: if so; with the problem.

@@ -20,7 +20,7 @@ class Part:
 
     Attributes:
         weight: weight, above 0.
-        threshold: least value of the part itself.
+        threshold: least value at which the part counts.
         gate: least values of other parts, by name. If parts are normalised in their prompt group, the gate
             decides which images this part compares.
         gives_verdict: False if the scorer never calls an image exact.
@@ -34,7 +34,7 @@ class Part:
 
 
 class WeightedSum(BatchScorer):
-    """A scorer by the sum of weight times score, over the sum of weights.
+    """Scores the sum of weight times score, over the sum of weights.
 
     An image is exact if all parts that give a verdict call it exact. If a part fails, so does the sum: the
     rest would be a score on another scale.
@@ -70,7 +70,7 @@ class WeightedSum(BatchScorer):
             part.scorer.check(prompt)
 
     def move(self, device: str) -> None:
-        """Let the parts that can work on a device do so from now on."""
+        """Move the parts that can work on a device to it."""
         for part in self._parts.values():
             if move := getattr(part.scorer, "move", None):
                 move(device)
@@ -82,7 +82,7 @@ class WeightedSum(BatchScorer):
 
     def _summed(self, said: Mapping[str, Score]) -> Score:
         parts = {name: score.value for name, score in said.items() if score.error is None}
-        # Without meaning if a part failed, as the sum then fails.
+        # Meaningless if a part failed, as the sum then fails.
         shut = {
             name
             for name in parts

@@ -119,7 +119,7 @@ def test_one_pixel_of_the_rest_is_noticed():
 
 
 def test_an_image_of_another_size_is_no_edit():
-    with pytest.raises(RewardError, match="16 x 16 pixels, and a source of 32 x 32"):
+    with pytest.raises(RewardError, match="16 x 16 pixels, but its source 32 x 32"):
         score(np.zeros((16, 16, 3), np.uint8), RECOLOUR)
 
 

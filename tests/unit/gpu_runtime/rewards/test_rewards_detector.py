@@ -139,5 +139,5 @@ def test_weights_of_another_model_are_refused(judges: GenEvalOptions):
 
 def test_a_detector_without_geneval_s_classes_is_refused(tmp_path: Path):
     folder = save_detector(tmp_path / "few", ("person", "bus"))
-    with pytest.raises(ModelError, match=r"2 labels without 78 of GenEval's classes.*COCO's instances"):
+    with pytest.raises(ModelError, match=r"2 labels lack 78 of GenEval's classes.*COCO's instances"):
         Mask2FormerDetector.load(str(folder))

@@ -1,1 +1,1 @@
-"""How the embedded models were trained."""
+"""Pre-training of the embedded models."""

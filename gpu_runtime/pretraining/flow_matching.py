@@ -1,8 +1,8 @@
-"""Pre-training of an embedded model, new or from another one: flow matching on pictures that the task draws.
+"""Pre-training of an embedded model, from scratch or from another one: flow matching on the task's drawings.
 
-Training stops on purpose while the model still fails often: reinforcement learning needs room to
-improve, and successes to learn from. The `-sparse` weights are saved earlier in the same run, when
-successes are rare. A `-guided` model drops some prompts, so that it can be sampled with guidance.
+Training stops on purpose while the model still fails often: reinforcement learning needs room to improve, and
+successes to learn from. The `-sparse` weights are saved earlier in the same run, when successes are rare. A
+`-guided` model drops some prompts in training, so that it can be sampled with guidance.
 
 Shape suffixes: B samples, S image tokens, C latent channels.
 """
@@ -39,13 +39,13 @@ class Recipe:
     """Training steps after which the `-sparse` weights are saved, below `training_steps`; 0 for never."""
 
     task: str = ""
-    """Embedded task that the model learns; empty for the one that is called like the recipe."""
+    """Embedded task that the model learns; empty for the one named like the recipe."""
 
     prompt_dropout: float = 0.0
-    """Share of the pictures that are trained on without their prompt; above 0 the model takes guidance."""
+    """Share of pictures trained on without their prompt; above 0 the model supports guidance."""
 
     start: str = ""
-    """Embedded model whose codec and weights the training starts from; empty for a new model."""
+    """Embedded model whose codec and weights training starts from; empty for a new model."""
 
     components: int = 32
     """Latent channels: principal components kept of an 8x8 patch."""
@@ -66,15 +66,15 @@ class Recipe:
     """Learning rate for all other parameters (AdamW)."""
 
     sigma_shift: float = 0.0
-    """Mean of the logit-normal noise level; above 0 more of the training is at high noise, which
-    determines the layout."""
+    """Mean of the logit-normal noise level; above 0, more training is at high noise, which determines the
+    layout."""
 
     warmup_training_steps: int = 20
     average_decay: float = 0.99
     """Decay of the moving average of the weights, which is saved."""
 
     codec_images: int = 2048
-    """Number of pictures that the codec is fitted to."""
+    """Number of pictures that the codec is fitted on."""
 
 
 RECIPES = {
@@ -240,7 +240,7 @@ def pretrain(
 
     Args:
         name: a name of `RECIPES`.
-        recipe: other settings than those of `RECIPES`.
+        recipe: settings to use instead of those in `RECIPES`.
         callback: called after each training step, with the number of steps done, their total and the loss.
 
     Raises:

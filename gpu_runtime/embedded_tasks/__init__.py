@@ -1,1 +1,1 @@
-"""The tasks that the repository carries: their prompts, their renderers, their judges."""
+"""The tasks built into the repository: their prompts and renderers."""

@@ -23,7 +23,7 @@ from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source
 
 Box = tuple[int, int, int, int]
-"""Left, top, right, bottom in pixels; the pixels at right and bottom are outside."""
+"""Left, top, right, bottom in pixels; right and bottom are exclusive."""
 
 TAGS = ("recolour", "move")
 PLACES = ("top left", "top right", "bottom left", "bottom right")
@@ -50,7 +50,7 @@ class Edit:
     """The change that an instruction asks for.
 
     Attributes:
-        before: its look in the source.
+        before: the shape's look in the source.
         after: its look after the edit.
     """
 
@@ -80,7 +80,7 @@ class EditsTask:
         pairs of training and of evaluation differ in the shapes, their colours or their places.
 
         Args:
-            tag: one of `TAGS`; empty to draw one too, each equally often.
+            tag: one of `TAGS`; empty to draw one, each equally often.
         """
         tag = tag or TAGS[rng.integers(len(TAGS))]
         while True:
@@ -119,7 +119,7 @@ def edit_of(prompt: PromptRecord) -> Edit:
     name = asked.get("class")
     if name not in CLASSES:
         raise PromptFileError(
-            f"prompt {prompt.text!r}: `edit.class` is {quoted(name)}; there are {', '.join(CLASSES)}"
+            f"prompt {prompt.text!r}: `edit.class` is {quoted(name)}; choose from {', '.join(CLASSES)}"
         )
     edit = Edit(
         name, *(_look(asked.get(key), f"prompt {prompt.text!r}: `edit.{key}") for key in ("from", "to"))
@@ -132,7 +132,7 @@ def edit_of(prompt: PromptRecord) -> Edit:
 def _look(value: Any, where: str) -> Look:
     colour, box = (value.get("color"), value.get("box")) if isinstance(value, dict) else (None, None)
     if colour not in COLOURS:
-        raise PromptFileError(f"{where}.color` is {quoted(colour)}; there are {', '.join(COLOURS)}")
+        raise PromptFileError(f"{where}.color` is {quoted(colour)}; choose from {', '.join(COLOURS)}")
     left, top = -1, -1
     if isinstance(box, list) and len(box) == 4 and all(type(side) is int for side in box):
         left, top = box[:2]

@@ -1,8 +1,8 @@
 """The task `moving-shapes`: a clip of one coloured shape that moves in a straight line at one speed.
 
-A prompt is a text as in `a red circle moves up left slowly`: a colour and a class of the task `shapes`, one
-of eight directions and one of two speeds. The path goes through the middle of the picture, displaced by up to
-a pixel where the shape then stays inside all the way.
+A prompt reads like `a red circle moves up left slowly`: a colour and a class of the task `shapes`, one of
+eight directions and one of two speeds. The path goes through the middle of the picture, displaced by up to a
+pixel if the shape then stays inside all the way.
 
 Shape suffixes: F frames, H W pixels, Y X places of a shape's upper left corner.
 """
@@ -30,7 +30,7 @@ DIRECTIONS = {
 """Pixels down and right for each pixel of speed."""
 
 SPEEDS = {"slowly": 1, "quickly": 2}
-"""Pixels a frame, along each axis of the direction; the quicker one takes a shape across the picture."""
+"""Pixels per frame along each axis of the direction; the higher one takes a shape across the picture."""
 
 _ROOM = SIDE - SIZE
 """Largest offset of a shape's corner."""
@@ -49,7 +49,7 @@ class Motion:
     """The colour, class and motion that a prompt asks for.
 
     Attributes:
-        down, right: pixels that it moves from frame to frame.
+        down, right: pixels that it moves per frame.
     """
 
     colour: str
@@ -90,7 +90,7 @@ class MovingShapesTask:
         boxes_FYXHWC = np.lib.stride_tricks.sliding_window_view(
             image_HWC.astype(np.float64), (SIZE, SIZE), axis=(1, 2)
         ).transpose(0, 1, 2, 4, 5, 3)
-        # |box - shape|^2 - |box - background|^2, but for a constant.
+        # |box - shape|^2 - |box - background|^2, up to a constant.
         cost_FYX = -2 * np.tensordot(boxes_FYXHWC, shape - np.array(BACKGROUND), axes=3)
         starts = [(top, left) for top in _starts(motion.down) for left in _starts(motion.right)]
         costs = [
@@ -124,14 +124,14 @@ def motion_of(prompt: PromptRecord) -> Motion:
 
 
 def _starts(step: int) -> range:
-    """Return the offsets along an axis from which a shape may start that moves so many pixels a frame."""
-    way = step * (FRAMES - 1)
-    middle = (_ROOM - way) // 2
-    return range(max(middle - _JITTER, -way, 0), min(middle + _JITTER, _ROOM - way, _ROOM) + 1)
+    """Return the starting offsets along an axis for a shape that moves `step` pixels per frame."""
+    distance = step * (FRAMES - 1)
+    middle = (_ROOM - distance) // 2
+    return range(max(middle - _JITTER, -distance, 0), min(middle + _JITTER, _ROOM - distance, _ROOM) + 1)
 
 
 def _drawn(motion: Motion, top: int, left: int) -> RenderedPicture:
-    """Return the clip of a motion that starts with the shape's corner at (top, left)."""
+    """Return the clip of a motion whose shape starts with its corner at (top, left)."""
     clip_FHWC = np.full((FRAMES, SIDE, SIDE, 3), BACKGROUND, np.float32)
     drawn_FHW = np.zeros(clip_FHWC.shape[:3], dtype=bool)
     for frame in range(FRAMES):

@@ -16,8 +16,8 @@ class RenderedPicture:
     """A picture that a task's renderer could have drawn.
 
     Attributes:
-        image_HWC: uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
-        drawn_HW: bool, shape (H, W), of a clip (F, H, W): True where something is drawn.
+        image_HWC: uint8 RGB, shape (H, W, 3); for a clip (F, H, W, 3).
+        drawn_HW: bool, shape (H, W), for a clip (F, H, W): True where something is drawn.
     """
 
     image_HWC: np.ndarray
@@ -27,8 +27,8 @@ class RenderedPicture:
 class EmbeddedTask(Protocol):
     """A small world that the project can draw itself: training data for the embedded model.
 
-    The methods that draw take all randomness from the generator passed in. Those that are given a prompt
-    raise a `ConfigurationError` or a `PromptFileError` where it is not one of this task.
+    The methods that draw take all randomness from the generator passed in. Those that take a prompt raise a
+    `ConfigurationError` or a `PromptFileError` if it is not one of this task.
     """
 
     name: str
@@ -65,7 +65,7 @@ class EmbeddedTask(Protocol):
 def is_held_out(content: str, one_in: int) -> bool:
     """Return True if `content` is held out for evaluation: one in `one_in` is, by a hash of its spelling.
 
-    A rule needs no list to maintain, and training and evaluation cannot overlap.
+    A rule needs no list, and training and evaluation cannot overlap.
     """
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % one_in == 0

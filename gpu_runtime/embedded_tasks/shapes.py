@@ -63,7 +63,7 @@ class ShapesTask:
 
         Args:
             held_out: True for one of the held-out prompts; it makes no difference to tags with few prompts.
-            tag: one of `TAGS`; empty to draw one too, the harder ones more often.
+            tag: one of `TAGS`; empty to draw one, the harder ones more often.
         """
         tag = tag or TAGS[rng.choice(len(TAGS), p=_TAG_WEIGHTS)]
         while True:
@@ -190,7 +190,7 @@ def geneval_row(
 
     Args:
         objects: class and colour of one or two objects; "" for any colour.
-        count: number of copies of an object that comes alone, where the number matters; see `NUMBERS`.
+        count: number of copies of a single object, where the number matters; see `NUMBERS`.
         relation: position of the first object relative to the second; "" for any position.
     """
     # Plurals have one rule: the official file has "benchs" and "knifes".

@@ -138,8 +138,8 @@ def changed(path: str, value: Any) -> PromptRecord:
     [
         (PromptRecord(0, "make it blue"), "has no `edit`; an edit of shapes needs both"),
         (replace(RECOLOUR, source=""), "has no `image`"),
-        (changed("edit.class", "dog"), "`edit.class` is 'dog'; there are circle, square"),
-        (changed("edit.to", "blue"), "`edit.to.color` is None; there are red"),
+        (changed("edit.class", "dog"), "`edit.class` is 'dog'; choose from circle"),
+        (changed("edit.to", "blue"), "`edit.to.color` is None; choose from red"),
         (changed("edit.to.color", "black"), "`edit.to.color` is 'black'"),
         (changed("edit.from.box", [3, 3, 14, 13]), r"`edit.from.box` is \[3, 3, 14, 13\]; give left, top"),
         (changed("edit.from.box", [30, 3, 40, 13]), "in pixels of 32 x 32"),

@@ -135,7 +135,7 @@ def training_samples(
     Args:
         samples: P * G samples, the groups one after another.
         scores: their scores, in the same order.
-        signal: figure of a score that counts (`reward.signal`).
+        signal: the score's figure that counts (`reward.signal`).
         policy_version: version of the weights that training begins with; samples of other versions are
             stale. None: the version that drew all samples.
 

@@ -29,14 +29,14 @@ class ObjectivePlugin:
     """An objective that `algorithm.objective` can name: how to build it from settings.
 
     Attributes:
-        build: its class, or a function, of a policy, its sampler, the sampling settings, the weight of the KL
-            to the reference policy, and options.
+        build: its class, or a function; takes a policy, its sampler, the sampling settings, the weight of the
+            KL to the reference policy, and options.
         title: name of the method in texts; empty for the name in the settings.
         clips_ratio: True if it clips the ratio of new to old probabilities.
         needs_reference: True if it needs the reference policy whatever `algorithm.kl_weight` is.
         takes_pairs: True if it can train on a prompt file's pairs of a preferred and a rejected picture.
-        rows: returns a sample's average number of rows in training, given the settings of sampling and of
-            the algorithm, and options.
+        rows: returns a sample's average number of training rows, given the sampling and algorithm settings,
+            and options.
         check: refuses settings that do not fit its options, given the same arguments; raises
             `ConfigurationError`.
     """

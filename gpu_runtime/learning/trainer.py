@@ -236,7 +236,7 @@ class Trainer:
                     f"algorithm.ratio_tolerance={tolerance:.3g}: rollout and training do not compute the "
                     "same policy (other weights, precision or batch shape); fix that, or raise the tolerance"
                 )
-            # No weight has changed, so age puts a step outside the clip range.
+            # No weight has changed yet, so only age puts a step outside the clip range.
             of_it = sum(sample.stale for sample in chosen) / len(chosen)
             if self._off_policy is not None and of_it:
                 self._off_policy = replace(self._off_policy, clip_share=terms.clipped / of_it)

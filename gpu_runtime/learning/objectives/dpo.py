@@ -61,7 +61,7 @@ class DpoObjective(NoisedImagesObjective[DpoOptions]):
     """The `objectives.protocol.Objective` of Diffusion-DPO; two rows are a pair at one noise level.
 
     Nothing depends on the policy that drew the images, so older samples are like any others. A batch holds
-    an even number of rows, so none splits a pair.
+    an even number of rows, so no batch splits a pair.
     """
 
     _needs_reference = True

@@ -1,7 +1,7 @@
 """Flow-GRPO (arXiv 2505.05470): the clipped policy gradient over the stochastic steps of each sample.
 
-GRPO-Guard (arXiv 2510.22319) has a ratio that clips alike on both sides and at every step; see
-docs/explanation/flow-grpo.md.
+GRPO-Guard (arXiv 2510.22319) normalises the ratio so that it is clipped equally on both sides and at every
+step; see docs/explanation/flow-grpo.md.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def guarded_loss(
     """Return the clipped loss of the normalised ratio, over the length of the step.
 
     With d the shift of the step's mean and b its deviation, log p - log p_old is mean(d noise) / b
-    - mean(d^2) / (2 b^2): below 0 on average, and the wider the smaller b is. Without its second term and
-    times b it is mean(d noise), whose mean is 0 and which the step's deviation has no part in.
+    - mean(d^2) / (2 b^2): below 0 on average, and more spread the smaller b is. Without its second term, and
+    times b, it is mean(d noise), whose mean is 0 and which does not depend on the step's deviation.
 
     Args:
         log_ratio_R: log p - log p_old (carries gradient).
         moved_RSC: mean of the step minus that of the old policy (carries gradient).
         scale_R: standard deviation of the step.
-        length_R: -dt of the step, by which its mean, and so its gradient, grows.
+        length_R: -dt of the step, which scales its mean and thus its gradient.
 
     Returns:
         The loss terms; the ratio is p / p_old itself, not normalised.

@@ -94,7 +94,7 @@ class AdvantageWeightedObjective(NoisedImagesObjective[Weighted]):
 
         Args:
             velocity_RSC: velocity of the policy being trained (carries gradient).
-            old: what `_kept` returned of the old policy.
+            old: result of `_kept` for the old policy.
             share_R: advantage of each row's sample over the largest one, in [-1, 1].
         """
 

@@ -25,8 +25,8 @@ class TrainingSample:
         latents_SC: its final latents, float32, for objectives that learn from them.
         advantage: distance from its group's mean, normalised and clamped; 0 in a group without variance
             (`algorithm.zero_variance_groups`).
-        stale: True if weights older than those that training begins with drew it, as the strategy wants; its
-            ratio at the first update need not be 1.
+        stale: True if older weights than those that training begins with drew it, as the strategy intends;
+            its ratio at the first update need not be 1.
     """
 
     request: SampleRequest
@@ -106,6 +106,6 @@ class Objective(Protocol):
         """Add the gradient of the sum over one batch's rows.
 
         Args:
-            weight: weight of each: 1, or 0 for a batch that is computed but does not count.
+            weight: weight of each row: 1, or 0 for a batch that is computed but does not count.
         """
         ...

@@ -148,7 +148,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, options: Options):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelError, match=r"config\.json is not JSON"):
         built("deepseek-ocr", {"reader": str(tmp_path)})
-    with pytest.raises(ModelError, match=r"reward\.options\.processor: .* no tokenizer and picture size"):
+    with pytest.raises(ModelError, match=r"reward\.options\.processor: .* no CLIP tokenizer"):
         built("pick-score", options["pick-score"] | {"processor": str(detector)})
 
 

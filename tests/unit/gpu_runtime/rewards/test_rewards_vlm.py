@@ -244,7 +244,7 @@ def test_a_message_names_the_section_of_the_judge_or_the_part():
             ConfigurationError, match=r"^evaluation\.options\.url = 'judge:8000' is not the address"
         ):
             refused()
-    with pytest.raises(ConfigurationError, match=r"^evaluation\.options\.template asks for a number"):
+    with pytest.raises(ConfigurationError, match=r"^the default evaluation\.options\.template asks"):
         judge_of(load_config("glyphs", [*judge, "evaluation.options.highest=5"], {}))
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"evaluation.options.url=http://127.0.0.1:{free.getsockname()[1]}/score"

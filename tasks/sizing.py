@@ -23,6 +23,7 @@ from storage.home import Home
 from tasks.gpu_profile import Gpu, counted_model
 from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_profile
+from tasks.what_if_answer import even_shards
 
 _DEVICES = (1, 4, 8)
 """Numbers of devices to compare if the settings leave it to the cluster."""
@@ -79,7 +80,8 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
     reserved, times = config.runtime.reserved_workers, []
     for devices in [reserved] if isinstance(reserved, int) else _DEVICES:
         # The futures of `what-if`, so both give one answer.
-        drawn = (drawn_times(config, profile, devices, future) for future in range(_FUTURES))
+        evenly = config.changed(algorithm={"gradient_shards": even_shards(config, devices)})
+        drawn = (drawn_times(evenly, profile, devices, future) for future in range(_FUTURES))
         ticks = (undisturbed(config, each, devices, dict.fromkeys(KINDS, 1)) for each in drawn)
         hours = Spread.of([each / TICKS_PER_S / 3600 for each in ticks])
         usd = Spread(*(devices * usd_per_hour * each for each in (hours.median, hours.low, hours.high)))

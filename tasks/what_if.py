@@ -50,7 +50,7 @@ from tasks.market_question import (
 )
 from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_curves, find_profile
-from tasks.what_if_answer import WhatIf, curves_in_words, goal_answer, hours_of
+from tasks.what_if_answer import WhatIf, curves_in_words, even_shards, goal_answer, hours_of
 
 MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
@@ -101,7 +101,9 @@ class Simulation:
         alone = asked.config.sequence_parallel.largest == 1
         if best is not None and alone and asked.offer.trainers < asked.offer.reserved:
             offer = replace(asked.offer, trainers=asked.offer.reserved)
-            [all_train] = replace(asked, offer=offer).answers([best])
+            shards = even_shards(asked.config, best.plan(offer, 0.0).fleet.trainers)
+            evenly = asked.config.changed(algorithm={"gradient_shards": shards})
+            [all_train] = replace(asked, offer=offer, config=evenly).answers([best])
         return WhatIf(answers, asked, market, self._curves, all_train).to_json()
 
     def spot_for(self, hours: float) -> dict[str, Any]:

@@ -26,7 +26,9 @@ from gpu_runtime.simulator.comparison.what_if import (
 )
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile
+from storage.config.loading import list_presets, load_config
 from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
 from tasks.market_question import prices_in_words, serving_in_words
 
 _WORTH_SAYING = 0.95
@@ -304,27 +306,41 @@ def _few_trainers_in_words(result: WhatIf) -> list[str]:
     if config.exploration.strategy != strategy:
         settings["exploration.strategy"] = strategy
     few = f"{offer.trainers} of {offer.reserved} reserved devices train{'s' * (offer.trainers == 1)}"
-    flags = f"{_as_flags(settings)} {train_together(config, fleet.trainers)}"
+    # Capacity that decides the number of spot devices has options beyond these flags.
+    flags = "" if fleet.decided else train_together(config, fleet.trainers, settings)
+    preset = f"--preset {config.name} " * (config.name in {preset.name for preset in list_presets()})
+    command = f"`spotlight train` {preset}--iterations {config.iterations} {flags}, and any other `--set`"
     return [
         f"{few}. If all of them do (--trainers {offer.reserved}), {best.policy.name} takes "
-        f"{run_in_words(more.to_json())}: `spotlight train` {flags}"
+        f"{run_in_words(more.to_json())}{f': {command}' if flags else '.'}"
     ]
 
 
-def train_together(config: RunConfig, devices: int) -> str:
-    """Return the `--set` flags with which so many reserved devices train together.
+def train_together(config: RunConfig, devices: int, settings: Mapping[str, object] | None = None) -> str:
+    """Return the `--set` flags of a run in which so many reserved devices train; empty if it is refused.
+
+    Args:
+        settings: further settings, which the flags include.
+    """
+    settings = {**(settings or {}), "runtime.trainer_workers": devices}
+    if (shards := even_shards(config, devices)) != config.algorithm.gradient_shards:
+        settings["algorithm.gradient_shards"] = shards
+    try:
+        load_config(None, list(settings.items()), {}, config)
+    except ConfigurationError:
+        return ""
+    return " ".join(f"--set {name}={value}" for name, value in settings.items())
+
+
+def even_shards(config: RunConfig, devices: int) -> int:
+    """Return the `algorithm.gradient_shards` with which so many reserved devices train for equal times.
 
     Where adapters are trained, each device holds all weights and sums shards of the gradient. Otherwise the
     weights may exceed a device and are divided, unless the settings have shards.
     """
-    settings, shards = {"runtime.trainer_workers": devices}, config.algorithm.gradient_shards
-    if shards < devices and (shards > 1 or config.adaptation.mode == "lora"):
-        settings["algorithm.gradient_shards"] = devices
-    return _as_flags(settings)
-
-
-def _as_flags(settings: Mapping[str, object]) -> str:
-    return " ".join(f"--set {name}={value}" for name, value in settings.items())
+    shards = config.algorithm.gradient_shards
+    sums = shards > 1 or config.adaptation.mode == "lora"
+    return devices if sums and shards % devices else shards
 
 
 def dollars(usd: float) -> str:

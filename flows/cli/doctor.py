@@ -122,7 +122,8 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     )
     screen.print(_memory_table(size.memory))
     instead, assumed = size.memory.instead, ", ".join(size.profile.evidence.get("modelled", ()))
-    times = []
+    most, times = size.times[-1][0], []
+    flags = train_together(config, most) if most > 1 else ""
     for devices, hours, usd in size.times:
         cost = "" if usd is None else f", {dollars(usd.median)} ({dollars(usd.low)} to {dollars(usd.high)})"
         times.append(f"  {devices} x {kind}: {hours_in_words(hours)}{cost}")
@@ -131,7 +132,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
         f"{config.iterations} iterations, all devices on demand and training, "
         f"{size.profile.runs_in_words(shared=False)} (low to high):",
         *times,
-        *([f"for all to train: {train_together(config, most)}"] if (most := size.times[-1][0]) > 1 else []),
+        *([f"for all to train: {flags}"] if flags else []),
         *([size.no_price] if size.no_price else []),
         f"a denoising step: {size.profile.step.source}; assumed: {assumed}",
         *([] if config.reward.scorer else [stand_in_in_words(size.profile)]),

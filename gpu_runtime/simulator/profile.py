@@ -250,13 +250,13 @@ class Profile(_Part):
         return self.step.value * (low_s + share * (high_s - low_s))
 
     def times(
-        self, batch: int, scorers: int, trainers: int, chance: random.Random | None = None
+        self, batch: int, scorers: int, trainers: float, chance: random.Random | None = None
     ) -> WorkloadTimes:
         """Return the times of a run.
 
         Args:
             scorers: number of processes that judge images.
-            trainers: number of devices that train together and divide the work evenly.
+            trainers: speed of training, as a multiple of one device's.
             chance: draws the values; None for the values as given.
         """
 

@@ -6,6 +6,7 @@ second future has the low end of every range, and the third the high end.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +118,9 @@ class Comparison:
         spare_s = 0.0  # a future begins where the rest of the price history is long enough for a run
         if offer.prices:
             scorers = config.runtime.scorer_workers
-            times = self.profile.times(config.sampling.batch_size, scorers, offer.trainers)
+            times = self.profile.times(
+                config.sampling.batch_size, scorers, training_speed(config, offer.trainers)
+            )
             length_s = max(known.length_s for known in offer.prices.values())
             spare_s = max(0.0, length_s - trace_length_s(config, times, offer.reserved))
         for future in range(self.futures):
@@ -170,7 +173,14 @@ def drawn_times(
     """
     ends = {1: LowEnd, 2: HighEnd} if profile.is_counted else {}
     chance = _chance("profile", seed, future, ends.get(future, random.Random))
-    return profile.times(config.sampling.batch_size, config.runtime.scorer_workers, trainers, chance)
+    speed = training_speed(config, trainers)
+    return profile.times(config.sampling.batch_size, config.runtime.scorer_workers, speed, chance)
+
+
+def training_speed(config: RunConfig, trainers: int) -> float:
+    """Return the speed of devices that train together, in that of one: the one with most shards decides."""
+    shards = config.algorithm.gradient_shards
+    return shards / math.ceil(shards / trainers) if shards > 1 else trainers
 
 
 def _chance(purpose: str, seed: int, future: int, kind: type[random.Random] = random.Random) -> random.Random:

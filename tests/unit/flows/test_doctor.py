@@ -155,6 +155,9 @@ def test_a_run_is_sized_without_weights_and_without_a_gpu():
     assert "40 iterations, all devices on demand and training, simulated from measured steps (low" in said
     assert "assumed: score_s, weights_s, start_s" in said
     assert "\nfor all to train: --set runtime.trainer_workers=8 --set algorithm.gradient_shards=8\n" in said
+    shared = ("--set", "runtime.reserved_workers=4", "--set", "sequence_parallel.rollout=2")
+    alone = sized("--preset", "qwen-image-ocr-512", *shared, "--gpu", "H100")
+    assert "\n  4 x H100: " in alone and "for all to train" not in alone, "only one may train"
 
 
 def test_doctor_and_what_if_give_one_answer():

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from flows.cli.command_line import app
 from gpu_runtime.simulator.comparison.learning_curves import read_curves
-from gpu_runtime.simulator.comparison.what_if import Comparison
+from gpu_runtime.simulator.comparison.what_if import Comparison, drawn_times
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.lent_devices import ServingLoad
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
@@ -255,13 +255,12 @@ def test_devices_that_could_train_and_do_not_are_named():
     assert said.startswith("1 of 8 reserved devices trains.") and "(--trainers 8)" in said
     assert not any("reserved devices train" in line for line in whole["conclusions"])
     assert (few["trainers"], whole["trainers"]) == (1, 8), "as many as `spotlight train` starts"
-    flags = said.rpartition("`spotlight train` ")[2]
-    settings = flags.replace("--set ", "").split()
-    config = load_config("qwen-image-geneval-512", settings, {})
+    flags = said.rpartition("`spotlight train` ")[2].removesuffix(", and any other `--set`")
+    named = "--preset qwen-image-geneval-512 --iterations 3 --set "
+    assert flags.startswith(named)
+    config = load_config(options[1], flags.removeprefix(named).split(" --set "), {})
     assert config.algorithm.gradient_shards == config.runtime.trainer_workers == 8
-    as_started = answered(
-        *options[:2], *options[6:], "--windows", "1", "--policies", "reserved", *flags.split()
-    )
+    as_started = answered("--windows", "1", "--policies", "reserved", *flags.split())
     assert as_started["policies"] == whole["policies"]
     shared = answered(
         *options, "--windows", "1", "--policies", "reserved", "--degree", "2", "--per-instance", "2"
@@ -271,18 +270,47 @@ def test_devices_that_could_train_and_do_not_are_named():
     assert whole["policies"][0]["usd"]["median"] < few["policies"][0]["usd"]["median"]
 
 
+@pytest.mark.parametrize(("policy", "reserved"), [("sized", 4), ("on-demand", 40)])
+def test_no_flags_are_printed_for_a_fleet_that_settings_cannot_give(policy: str, reserved: int):
+    fleet = ("--reserved", str(reserved), "--spot", "30", "--iterations", "1", "--windows", "1")
+    answer = answered("--preset", "qwen-image-geneval-512", *fleet, "--policies", policy)
+    [said] = [line for line in answer["conclusions"] if "reserved devices train" in line]
+    assert f"If all of them do (--trainers {reserved}), {policy} takes" in said
+    assert said.endswith(").") and "--set" not in said
+
+
+def test_training_takes_as_long_as_the_device_with_most_shards():
+    def train_s(shards: int, trainers: int) -> int:
+        config = load_config("qwen-image-ocr-512", [f"algorithm.gradient_shards={shards}"], {})
+        return drawn_times(config, small_profile(), trainers, 0).train_sample
+
+    assert [train_s(8, n) for n in (1, 4, 5, 7, 8)] == [train_s(1, n) for n in (1, 4, 4, 4, 8)]
+    assert train_s(1, 5) < train_s(1, 4)
+    options = ("--preset", "qwen-image-geneval-512", "--reserved", "5", "--spot", "0", "--windows", "1")
+    options += "--policies", "reserved", "--iterations", "1"
+    [even], [more] = (
+        [line for line in answered(*options, *shards)["conclusions"] if "If all of them do" in line]
+        for shards in ((), ("--set", "algorithm.gradient_shards=8"))
+    )
+    assert even == more and "algorithm.gradient_shards=5" in more
+
+
 @pytest.mark.parametrize(
     ("settings", "flags"),
     [
         ([], "--set runtime.trainer_workers=4 --set algorithm.gradient_shards=4"),
         (["algorithm.gradient_shards=8"], "--set runtime.trainer_workers=4"),
+        (["algorithm.gradient_shards=6"],
+         "--set runtime.trainer_workers=4 --set algorithm.gradient_shards=4"),
+        (["sequence_parallel.rollout=2"], ""),
         (["adaptation.mode=full"], "--set runtime.trainer_workers=4"),
         (["adaptation.mode=full", "algorithm.gradient_shards=2"],
          "--set runtime.trainer_workers=4 --set algorithm.gradient_shards=4"),
     ],
 )  # fmt: skip
 def test_weights_are_divided_only_where_they_are_all_trained(settings: list[str], flags: str):
-    assert train_together(load_config("qwen-image-ocr-512", settings, {}), 4) == flags
+    config = load_config("qwen-image-ocr-512", ["runtime.reserved_workers=4", *settings], {})
+    assert train_together(config, 4) == flags
 
 
 def test_prices_that_change_are_read_from_a_file(tmp_path: Path):

@@ -89,6 +89,14 @@ class RunFolder:
     def __init__(self, path: Path, life: str = "") -> None:
         self.path, self.life = path, life
 
+    @classmethod
+    def driven(cls, path: Path) -> RunFolder:
+        """Return the folder of a run that this process drives now, if it has a run.json."""
+        folder = cls(path)
+        with suppress(StorageError):
+            folder.life = folder.identity().get("lives", [""])[-1]
+        return folder
+
     @property
     def run_id(self) -> str:
         """The run's identifier."""
@@ -414,12 +422,22 @@ class RunFolder:
         """Raise TakenOverError if this is a driver's folder, and another process drives the run by now."""
         if not self.life or (run := self.identity())["lives"][-1] == self.life:
             return
-        since = datetime.fromtimestamp(run["driven_since"]).astimezone().isoformat(" ", "seconds")
+        at = run.get("driven_since")  # like `resumed_after`, unknown if an earlier version took over
+        since = at and f", since {datetime.fromtimestamp(at).astimezone().isoformat(' ', 'seconds')}"
+        after = run.get("resumed_after")
         raise TakenOverError(
-            f"another process has taken over run {self.run_id!r} (process {run['pid']} on {run['host']}, "
-            f"since {since}); this one stops, and nothing of it is kept after iteration "
-            f"{run['resumed_after']}"
+            f"another process has taken over run {self.run_id!r} (process {run['pid']} on {run['host']}"
+            f"{since or ''}); this one stops, and nothing of it is kept after "
+            f"{'the last checkpoint' if after is None else f'iteration {after}'}"
         )
+
+    def is_taken_over(self) -> bool:
+        """Return True if `refuse_if_taken_over` would refuse."""
+        try:
+            self.refuse_if_taken_over()
+        except StorageError as error:  # of another kind without a run.json: nobody drives the run
+            return isinstance(error, TakenOverError)
+        return False
 
     def _discard_in_part(self, part: RowFolder, number: int) -> None:
         """Rewrite a part without the rows above `number`, but with the paid time of their devices."""

@@ -55,4 +55,5 @@ class AutoscalerCapacity(CapacityProvider):
 
     def close(self) -> None:
         """Ask the autoscaler for no more devices."""
-        self.wanted(0, None)
+        if not self._taken_over():
+            self.wanted(0, None)

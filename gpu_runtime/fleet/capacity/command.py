@@ -19,7 +19,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +30,7 @@ from pydantic import Field, ValidationError
 
 from gpu_runtime.fleet.capacity.protocol import MOST_OFFERED, CapacityProvider, Offer, OfferedInstance
 from storage.config.section import Section
-from storage.errors import CapacityError, ConfigurationError, quoted
+from storage.errors import CapacityError, ConfigurationError, StorageError, quoted
 from storage.processes import environment_for_others
 from storage.record.files import read_json, write_json
 from storage.text import one_line
@@ -97,20 +97,16 @@ class CommandCapacity(CapacityProvider):
         self._acquires: subprocess.Popen[str] | None = None
         self._closing = False
 
-    def keep_in(self, file: Path) -> None:
+    def keep_in(self, file: Path, taken_over: Callable[[], bool]) -> None:
         """See `CapacityProvider`; instances that joined another cluster are released.
 
         Raises:
             StorageError: the file is damaged.
         """
+        super().keep_in(file, taken_over)
         self._file = file
-        if not file.exists():
-            return
-        kept = read_json(file)
-        held, leaving = (
-            {one["instance"]: Offer(**one) for one in kept[name]} for name in ("held", "leaving")
-        )
-        if kept["cluster"] == self._cluster:
+        cluster, held, leaving = self._kept()
+        if cluster == self._cluster:
             self._held, self._leaving = held, leaving
         else:
             self._leaving = leaving | held
@@ -154,7 +150,7 @@ class CommandCapacity(CapacityProvider):
         self._commands.shutdown()
 
     def _acquire(self, asked: dict[str, Any]) -> None:
-        if self._closing:  # set while it waited for a `release` to end
+        if self._closing or self._taken_over():  # also while it waited for a `release` to end
             return
         try:
             found = AcquireAnswer.model_validate(
@@ -179,8 +175,10 @@ class CommandCapacity(CapacityProvider):
     def _give_back(self, instance: str) -> None:
         self._keep()
         try:
+            if self._taken_over() and any(instance in kept for kept in self._kept()[1:]):
+                return  # the new driver uses or releases it, but does not know of later ones
             self._run("release", self._options.release, {"instance": instance})
-        except CapacityError as error:
+        except (CapacityError, StorageError) as error:
             self._note(f"{instance} may still be rented and paid for: {error}")
             return
         with self._lock:
@@ -189,7 +187,7 @@ class CommandCapacity(CapacityProvider):
 
     def _keep(self) -> None:
         """Write the names of the instances that may be rented now."""
-        if self._file is None:
+        if self._file is None or self._taken_over():
             return
         with self._lock:
             held, leaving = (list(map(vars, offers.values())) for offers in (self._held, self._leaving))
@@ -202,6 +200,26 @@ class CommandCapacity(CapacityProvider):
             self._note(
                 f"{self._file} cannot be written, so a killed run leaves its instances rented: {error}"
             )
+
+    def _kept(self) -> tuple[str, dict[str, Offer], dict[str, Offer]]:
+        """Read the run's file: the cluster, and the instances that are held and that leave.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        if self._file is None or not self._file.exists():
+            return self._cluster, {}, {}
+        kept = read_json(self._file)
+        try:
+            held, leaving = (
+                {one["instance"]: Offer(**one) for one in kept[name]} for name in ("held", "leaving")
+            )
+            return kept["cluster"], held, leaving
+        except (KeyError, TypeError) as error:
+            raise StorageError(
+                f"{self._file} is damaged ({error!r}); restore the file, or release the run's instances "
+                "yourself and delete it"
+            ) from error
 
     def _run(self, name: str, command: str, given: dict[str, Any]) -> str:
         """Run a command and return its standard output.

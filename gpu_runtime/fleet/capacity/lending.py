@@ -120,9 +120,10 @@ class LendingCapacity(CapacityProvider):
 
     def close(self) -> None:
         """Set the wanted number of devices to 0, and give all back before returning."""
-        self.wanted(0, None)
-        for offer in self.offered():
-            self.release(offer.instance)
+        if not self._taken_over():
+            self.wanted(0, None)
+            for offer in self.offered():
+                self.release(offer.instance)
         self._closing = True
         self._wake.set()
         self._thread.join()

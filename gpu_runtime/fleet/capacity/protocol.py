@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +49,18 @@ class CapacityProvider(ABC):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._troubles: list[str] = []
+        self._taken_over: Callable[[], bool] = lambda: False
 
-    def keep_in(self, file: Path) -> None:  # noqa: B027 - few providers need it
+    def keep_in(self, file: Path, taken_over: Callable[[], bool]) -> None:
         """Keep the names of held instances in a file of the run, and go on with those in it.
 
         It is called once, before all else. A provider whose instances another program remembers needs none.
+
+        Args:
+            file: the run's file for them.
+            taken_over: returns True once another process drives the run, which then uses its instances.
         """
+        self._taken_over = taken_over
 
     @abstractmethod
     def wanted(self, devices: int, deadline_s: float | None) -> None:
@@ -82,7 +88,10 @@ class CapacityProvider(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give all instances back at the end of the run, and wait for completion."""
+        """Give all instances back at the end of the run, and wait for completion.
+
+        If the run was taken over, its new driver's instances stay.
+        """
 
     def take_troubles(self) -> list[str]:
         """Return problems since the last call, as text."""

@@ -18,6 +18,7 @@ from storage.config.run_config import RunConfig
 from storage.config.runtime import AUTO, FIXED_CAPACITY, RuntimeConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError, TraceError
+from storage.record.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,15 @@ def build_capacity(
     """Return the provider that the settings name; None if the settings alone fix the number of devices.
 
     Args:
-        instances: file of the run for the names of rented instances; None to keep none.
+        instances: file, in the folder of the run that this process drives, for the names of rented
+            instances; None to keep none.
 
     Raises:
         ConfigurationError: no provider has that name, or an option is wrong.
+        StorageError: the file is damaged.
     """
     plugin, options = CAPACITY.chosen(runtime)
     provider = None if plugin.build is None else plugin.build(runtime, cluster, options)
     if provider is not None and instances is not None:
-        provider.keep_in(instances)
+        provider.keep_in(instances, RunFolder.driven(instances.parent).is_taken_over)
     return provider

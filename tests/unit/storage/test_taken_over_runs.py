@@ -11,8 +11,9 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.errors import TakenOverError
+from storage.record.files import read_json, write_json
 from storage.record.records import IterationRecord
-from storage.record.run_folder import COMPACTED_AT
+from storage.record.run_folder import COMPACTED_AT, RUN_FILE
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tests.sample_run import evaluation_record
@@ -84,6 +85,18 @@ def test_a_driver_that_was_taken_over_changes_nothing_and_is_told(driver: RunSto
     kept = f"this one stops, and nothing of it is kept after iteration {COMPACTED_AT + 2}"
     assert str(raised.value).endswith(kept)
     CHANGES[change](taker)  # nothing stops the run's driver
+
+
+def test_a_taker_of_an_earlier_version_is_named_too(driver: RunStore):
+    taker = take_over(driver)
+    file = taker.folder("r").path / RUN_FILE
+    run = read_json(file)
+    del run["driven_since"], run["resumed_after"]
+    write_json(file, run)
+    with pytest.raises(TakenOverError) as raised:
+        driver.add_event("r", "note", "x")
+    said = f"another process has taken over run 'r' (process {os.getpid()} on {run['host']}); this one stops"
+    assert str(raised.value) == f"{said}, and nothing of it is kept after the last checkpoint"
 
 
 def test_the_events_tell_that_a_run_was_taken_over(driver: RunStore):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,14 +21,16 @@ from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
 from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
 from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
-from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity
+from gpu_runtime.fleet.capacity.registry import CAPACITY, build_capacity, check_capacity
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.spot.traces.trace import EventKind, TraceEvent
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
-from storage.errors import CapacityError, ConfigurationError
+from storage.errors import CapacityError, ConfigurationError, StorageError
+from storage.record.run_store import RunStore
 from tests.fake_cluster import FakeCluster
 from tests.spot_traces import trace_of
+from tests.tampering import set_run
 
 LIMIT_S = 60.0
 
@@ -222,13 +225,13 @@ class TestCommand:
             return [json.loads(line) for line in log.read_text().splitlines()]
 
         killed = commands(*settings)
-        killed.keep_in(file)
+        killed.keep_in(file, lambda: False)
         killed.wanted(2, None)
         awaited(killed, lambda: has_answered(killed))
         assert noted().pop()["held"] == []
 
         second = commands(*settings)  # nothing was closed before
-        second.keep_in(file)
+        second.keep_in(file, lambda: False)
         assert second.offered() == [Offer("i-1", 2, 2.5)]
         second.wanted(2, None)  # they are enough
         second.wanted(3, None)
@@ -242,7 +245,7 @@ class TestCommand:
         fails.unlink()
 
         third = commands(*settings)
-        third.keep_in(file)
+        third.keep_in(file, lambda: False)
         assert third.offered() == [], "its worker is gone, or the run no longer wanted it"
         third.close()
         assert noted()[3:] == [{"instance": "i-1"}]
@@ -252,15 +255,62 @@ class TestCommand:
         log, file = tmp_path / "log", tmp_path / "instances.json"
         file.write_text(json.dumps({"cluster": "10.0.0.4:6379", "held": [vars(Offer("i-1"))], "leaving": []}))
         provider = commands("false", f"cat >> {log}")
-        provider.keep_in(file)
+        provider.keep_in(file, lambda: False)
         assert provider.offered() == []
         provider.close()
         assert json.loads(log.read_text()) == {"instance": "i-1"} and not file.exists()
 
+    def test_a_run_that_was_taken_over_leaves_the_taker_s_instances_and_file(
+        self, store: RunStore, tmp_path: Path
+    ):
+        log, waits, file = tmp_path / "log", tmp_path / "waits", store.home.instances("r")
+        acquire = (
+            "read asked; case $asked in *i-1*) name=i-2;; *) name=i-1;; esac; "
+            f'while [ -e {waits} ]; do sleep 0.01; done; echo "{{\\"instances\\": [{{\\"instance\\": '
+            '\\"$name\\"}]}"'
+        )
+        options = {"acquire": acquire, "release": f"cat >> {log}; echo >> {log}"}
+        runtime = RuntimeConfig(capacity="command", spot_workers=2, options=options)
+        store.create_run("r", RunConfig(), {}, os.getpid())
+
+        def driver() -> CommandCapacity:
+            provider = build_capacity(runtime, FakeCluster(), file)
+            assert isinstance(provider, CommandCapacity)
+            return provider
+
+        displaced = driver()
+        displaced.wanted(1, None)
+        awaited(displaced, lambda: has_answered(displaced))
+        waits.touch()
+        displaced.wanted(2, None)
+        awaited(displaced, lambda: displaced._acquires is not None)
+        set_run(store, "r", host="elsewhere")
+        taker_store = RunStore(store.home)
+        taker_store.take_over(taker_store.run("r"))
+        taker_store.resume_run("r", os.getpid())
+        taker, kept = driver(), file.read_bytes()
+        assert names(taker) == ["i-1"]
+        waits.unlink()
+        displaced.close()
+        assert displaced.take_troubles() == []
+        assert log.read_text() == '{"instance": "i-2"}\n', "the taker does not know of it"
+        assert file.read_bytes() == kept
+        taker.close()
+        assert log.read_text().endswith('{"instance": "i-1"}\n') and not file.exists()
+
+    @pytest.mark.parametrize(
+        "content", ["{}", '{"cluster": "", "held": [{}], "leaving": []}', '{"held": 1, "leaving": []}']
+    )
+    def test_a_damaged_file_is_refused_and_named(self, tmp_path: Path, content: str):
+        file = tmp_path / "instances.json"
+        file.write_text(content)
+        with pytest.raises(StorageError, match=r"instances\.json is damaged"):
+            commands("false").keep_in(file, lambda: False)
+
     def test_where_the_names_cannot_be_kept_the_run_goes_on(self, tmp_path: Path):
         answer = json.dumps({"instances": [{"instance": "i-1"}]})
         provider = commands(f"echo '{answer}'")
-        provider.keep_in(tmp_path / "no-such-folder" / "instances.json")
+        provider.keep_in(tmp_path / "no-such-folder" / "instances.json", lambda: False)
         provider.wanted(1, None)
         awaited(provider, lambda: has_answered(provider))
         assert provider.offered() == [Offer("i-1")]
@@ -297,6 +347,13 @@ class TestAutoscaler:
         assert names(provider) == ["device-1"]
         provider.close()
         assert cluster.requested == [3, 1, 0]
+
+    def test_a_run_that_was_taken_over_leaves_the_request_of_its_new_driver(self, cluster, tmp_path: Path):
+        provider = AutoscalerCapacity(cluster)
+        provider.keep_in(tmp_path / "instances.json", lambda: True)
+        provider.wanted(2, None)
+        provider.close()
+        assert cluster.requested == [2]
 
     def test_a_lost_device_is_offered_until_its_worker_is_lost_and_another_one_when_it_is_there(
         self, cluster
@@ -367,6 +424,17 @@ class TestLending:
             awaited(provider, lambda: len(lender.offered()) == 1)
             provider.close()
             assert lender.offered() == [] and all(loan.returned_s is not None for loan in lender.loans)
+
+    def test_a_run_that_was_taken_over_gives_back_no_loan_of_its_new_driver(self, tmp_path: Path):
+        lender = Lender(devices=2)
+        with LendingServer(lender) as server:
+            provider = LendingCapacity(LendingOptions(url=server.url), ask_every_s=0.02)
+            provider.keep_in(tmp_path / "instances.json", lambda: True)
+            provider.wanted(1, None)
+            awaited(provider, lambda: bool(lender.set_load(0, set(lender.devices)) or provider.offered()))
+            awaited(provider, lambda: bool(provider.offered()))
+            provider.close()
+            assert len(lender.offered()) == 1
 
     def test_a_lender_that_is_silent_is_reported_once_and_heard_again(self):
         with LendingServer(Lender(devices=2)) as server:

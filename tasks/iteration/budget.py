@@ -113,7 +113,10 @@ def end_at_spent_budget(session: Session, done: int, record: IterationRecord | N
 def _spent(
     store: RunStore, run_id: str, config: RunConfig, done: int, record: IterationRecord | None = None
 ) -> str:
-    """Return why a run with this many finished iterations must not begin another; empty if it may."""
+    """Return why a run with this many finished iterations must not begin another; empty if it may.
+
+    The first one may begin as long as no limit is used up: nothing tells what it will take.
+    """
     if not (config.budget.usd or config.budget.hours):
         return ""
     used = spending(store, run_id, record, record is not None and config.evaluates_after(done))
@@ -121,11 +124,18 @@ def _spent(
         ("usd", config.budget.usd, used.usd, used.next_usd, "${}"),
         ("hours", config.budget.hours, used.hours, used.next_hours, "{} h"),
     ):
+        if not done:
+            ahead = 0.0
         if limit and now + ahead > limit:
+            what_then = (
+                "and another iteration with the evaluation after it would take about "
+                f"{form.format(_digits(ahead))}"
+                if done
+                else "and interrupted iterations are part of that"
+            )
             return (
                 f"budget.{name} is {limit:g}: after iteration {done} of {config.iterations} the run has used "
-                f"{form.format(_digits(now))}, and another iteration with the evaluation after it would take "
-                f"about {form.format(_digits(ahead))}; continue with `spotlight resume {run_id} "
+                f"{form.format(_digits(now))}, {what_then}; continue with `spotlight resume {run_id} "
                 f"--budget-{name} N`, N above {_digits(now + ahead)}"
             )
     return ""
@@ -141,7 +151,7 @@ def refuse_spent_budget(store: RunStore, row: RunRow, config: RunConfig) -> None
         ConfigurationError: another iteration would exceed the budget; the message tells how to raise it.
     """
     done = row.last_iteration or 0
-    reached = _spent(store, row.run_id, config, done) if 0 < done < config.iterations else ""
+    reached = _spent(store, row.run_id, config, done) if done < config.iterations else ""
     if not reached:
         return
     saved = CheckpointStore(store.home.run(row.run_id)).iterations()

@@ -105,6 +105,19 @@ def test_what_a_killed_process_had_written_counts_as_soon_as_it_is_found_dead(st
         refuse_spent_budget(store, row, config)
 
 
+def test_a_run_that_never_finishes_its_first_iteration_is_not_resumed_forever(tmp_path: Path):
+    store = RunStore(Home(tmp_path).ensure())
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    config = RunConfig.model_validate({"budget": {"usd": 2.5}, "iterations": 9})
+    for _ in range(2):  # each life costs $1.50
+        refuse_spent_budget(store, store.run("r"), config)
+        work = UnfinishedWork(store, "r")
+        work.begin("iteration", 1)
+        work.end(done(0.1, judge_usd=0.5))
+    with pytest.raises(ConfigurationError, match=r"iteration 0 of 9 the run has used \$3.*interrupted"):
+        refuse_spent_budget(store, store.run("r"), config)
+
+
 def test_a_record_replaces_what_was_written_before_it(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unfinished, "NOTE_EVERY_S", 0.0)
     work = UnfinishedWork(store, "r")

@@ -225,32 +225,40 @@ class RunFolder:
         with self._refusals():
             self.put(f"{phase}-{number:06d}", rows)
 
-    def note_unfinished(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:
+    def note_unfinished(
+        self, phase: str, number: int, rows: Mapping[str, pa.Table], before: tuple[str, int] | None = None
+    ) -> None:
         """Replace the paid work of an iteration or evaluation that has no record yet.
 
         Args:
             phase, number: that `iteration` or `evaluation`.
             rows: its rows by table; those that a discarded iteration does not keep are ignored.
+            before: phase and number that the same work had so far, which is deleted.
         """
         with self._refusals():
             with self.fenced():
-                self._unfinished()
+                unfinished = self._unfinished()
+                if before and (path := unfinished.get(f"{before[0]}-{before[1]:06d}")):
+                    delete_folder(path)
             kept = {table: content for table, content in rows.items() if table in KEPT_OF_DISCARDED}
             self.put(f"{UNFINISHED}{phase}-{number:06d}", kept)
 
-    def settle_unfinished(self, counts: bool = True) -> None:
+    def settle_unfinished(self, counts: bool = True, spared: str = "") -> None:
         """Discard the paid work without a record of a process that has ended, or is about to.
 
         Args:
             counts: False to delete it, since the run has done all its work.
+            spared: name of an iteration or evaluation that is being recorded, whose work stays.
         """
         with self._refusals(), self.fenced():
-            self.settle_in_lock(counts)
+            self.settle_in_lock(counts, spared)
 
-    def settle_in_lock(self, counts: bool = True) -> None:
+    def settle_in_lock(self, counts: bool = True, spared: str = "") -> None:
         """Do what `settle_unfinished` does, for a caller that holds the folder's lock."""
         number = self.listing().discardings + 1
         for name, path in self._unfinished().items():
+            if name == spared:
+                continue
             if counts:
                 path.rename(self.path / f"discarded-{number:04d}-{name}")
             else:

@@ -232,18 +232,26 @@ class RunStore:
         """Write an evaluation's rows by one rename, replacing earlier ones."""
         self.known(record.run_id).commit("evaluation", record.iteration, evaluation_rows(record))
 
-    def note_unfinished(self, run_id: str, phase: str, number: int, rows: Rows) -> None:
+    def note_unfinished(
+        self, run_id: str, phase: str, number: int, rows: Rows, before: tuple[str, int] | None = None
+    ) -> None:
         """Replace the paid work without a record; no reader counts it.
 
         Args:
             phase, number: the `iteration` or `evaluation` that the work belongs to.
             rows: its rows; those of tables other than `KEPT_OF_DISCARDED` are ignored.
+            before: phase and number that the same work had so far.
         """
-        self.known(run_id).note_unfinished(phase, number, rows)
+        self.known(run_id).note_unfinished(phase, number, rows, before)
 
-    def settle_unfinished(self, run_id: str, counts: bool = True) -> None:
-        """Count paid work without a record as discarded, or drop it, because the run's process ends."""
-        self.known(run_id).settle_unfinished(counts)
+    def settle_unfinished(self, run_id: str, counts: bool = True, spared: str = "") -> None:
+        """Count paid work without a record as discarded, or drop it, because the run's process ends.
+
+        Args:
+            counts: False to drop it.
+            spared: name of an iteration or evaluation that is being recorded, whose work stays.
+        """
+        self.known(run_id).settle_unfinished(counts, spared)
 
     def add_event(self, run_id: str, kind: str, message: str) -> None:
         """Record something a person should see beside the figures (a resume, a preemption, a warning)."""

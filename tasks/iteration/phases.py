@@ -114,9 +114,9 @@ def commit(session: Session, record: IterationRecord) -> None:
     with session.timed("commit"):
         if iteration % session.config.checkpoint.every == 0 or session.ends_after(iteration):
             rows = iteration_rows(record)
-            session.unfinished.note("iteration", iteration, rows)  # a checkpoint may take minutes
-            blobs = session.runtime.blobs(iteration + 1)
-            session.checkpoints.save(iteration, blobs, record.state, rows)
+            with session.unfinished.committing("iteration", iteration, rows):
+                blobs = session.runtime.blobs(iteration + 1)
+                session.checkpoints.save(iteration, blobs, record.state, rows)
         else:
             session.store.commit_iteration(record)
         session.store.compact(record.run_id, before=session.checkpoints.oldest)

@@ -209,6 +209,7 @@ class Session:
             following: that iteration.
         """
         collected = self.runtime.collect()
+        self.unfinished.collected()
         self.unfinished.begin("iteration", following)
         return collected
 
@@ -289,7 +290,6 @@ def open_session(
         runtime = Runtime(config, cluster, history, home.instances(run_id))
         unfinished = UnfinishedWork(store, run_id)
         opened.callback(close_runtime, runtime, store, run_id, unfinished)
-        runtime.on_look(partial(unfinished.look, runtime.so_far))
         readers = Readers(store, run_id, config.tracking)
         session = Session(
             run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror, unfinished
@@ -308,7 +308,10 @@ def open_session(
             # Killed before its first checkpoint: everything recorded is repeated.
             store.discard_after(run_id, -1)
             session.unfinished.begin("iteration", 1)
-        unfinished.look(runtime.so_far)  # a run that dies early in each life also pays for its devices' start
+        # Only now: what a look writes before earlier lives' work is discarded would be discarded with it.
+        look = partial(unfinished.look, runtime.so_far)
+        look()  # a run that dies early in each life also pays for its devices' start
+        runtime.on_look(look)
     except BaseException as error:
         session.__exit__(type(error), error)
         raise

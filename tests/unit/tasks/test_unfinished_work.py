@@ -124,11 +124,12 @@ def test_a_record_replaces_what_was_written_before_it(store: RunStore, monkeypat
     work.begin("iteration", 3)
     work.look(lambda: done(0.1))
     record = iteration_record("r", 3, AT + 54, 8)
-    work.note("iteration", 3, iteration_rows(record))
+    work.collected()
     work.begin("iteration", 4)
-    work.look(lambda: done(0.2))
-    assert leftovers(store) == ["unfinished-iteration-000003", "unfinished-iteration-000004"]
-    store.commit_iteration(record)
+    with work.committing("iteration", 3, iteration_rows(record)):
+        work.look(lambda: done(0.2))
+        assert leftovers(store) == ["unfinished-iteration-000003", "unfinished-iteration-000004"]
+        store.commit_iteration(record)
     work.look(lambda: done(0.3))
     assert leftovers(store) == ["iteration-000003", "unfinished-iteration-000004"]
     work.is_cut_off = False
@@ -141,14 +142,53 @@ def test_a_finished_iteration_that_a_kill_keeps_from_being_recorded_counts_whole
     """A checkpoint may take minutes, in which the next iteration is under way."""
     work, record = UnfinishedWork(store, "r"), iteration_record("r", 3, AT + 54, 8)
     record.metrics[JUDGE_USD] = 0.5
-    work.note("iteration", 3, iteration_rows(record))
+    work.collected()
     work.begin("iteration", 4)
-    work.look(lambda: done(0.1))
+    with work.committing("iteration", 3, iteration_rows(record)):
+        work.look(lambda: done(0.1))
     store.discard_after("r", 1)
     assert bill(store)[1] == pytest.approx(2 * ITERATION_USD + 1.0), "with iteration 2, which is repeated"
     assert used_usd(store) == pytest.approx(ITERATION_USD + 1.0 + 0.5)
     store.discard_after("r", 1)
     assert used_usd(store) == pytest.approx(ITERATION_USD + 1.0 + 0.5), "once"
+
+
+def test_a_commit_that_outlasts_the_run_is_not_discarded_too(store: RunStore):
+    work, record = UnfinishedWork(store, "r"), iteration_record("r", 3, AT + 54, 8)
+    work.collected()
+    work.begin("iteration", 4)
+    with work.committing("iteration", 3, iteration_rows(record)):
+        work.end(done(0.1))
+        assert leftovers(store) == ["discarded-0001-iteration-000004", "unfinished-iteration-000003"]
+        store.commit_iteration(record)
+    store.discard_after("r", 3)
+    assert leftovers(store) == ["discarded-0001-iteration-000004", "iteration-000003"]
+    assert bill(store) == (pytest.approx(ITERATION_USD + 1.0), pytest.approx(1.0))
+
+
+def test_a_commit_that_fails_leaves_its_work_to_the_bill(store: RunStore):
+    work, record = UnfinishedWork(store, "r"), iteration_record("r", 3, AT + 54, 8)
+    work.collected()
+    work.begin("iteration", 4)
+    with pytest.raises(StorageError), work.committing("iteration", 3, iteration_rows(record)):
+        raise StorageError("the disk is full")
+    work.end(done(0.0))
+    assert bill(store) == (pytest.approx(ITERATION_USD), pytest.approx(ITERATION_USD))
+
+
+def test_the_same_work_counts_once_under_another_name(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    """Devices' start is first an iteration's work, then part of the evaluation before it."""
+    monkeypatch.setattr(unfinished, "NOTE_EVERY_S", 0.0)
+    work = UnfinishedWork(store, "r")
+    work.begin("iteration", 3)
+    work.look(lambda: done(0.1))
+    work.begin("evaluation", 2)
+    work.look(lambda: done(0.2))
+    assert leftovers(store) == [], "no iteration is left"
+    work.end(done(0.3))
+    assert bill(store) == (pytest.approx(3.0), pytest.approx(3.0))
+    work.look(lambda: done(0.4))
+    assert bill(store) == (pytest.approx(3.0), pytest.approx(3.0)), "a late look in another thread"
 
 
 @pytest.mark.parametrize("phase", ["iteration", "evaluation"])

@@ -42,7 +42,7 @@ _LOWER = {("shapes-graded", "nft"): Recipe(2e-4, 8), ("ocr-graded", "grpo"): Rec
 """One more recipe by task and objective, where an arm learned best at the lowest rate of the others."""
 
 _BY_BATCH = ("nft",)
-"""Objectives whose recipes are tried with either divisor. Flow-GRPO's arms learn alike with both."""
+"""Objectives whose recipes are tried with either divisor. Flow-GRPO's are not tried yet."""
 
 
 @dataclass(frozen=True)

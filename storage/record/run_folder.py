@@ -443,7 +443,7 @@ class RunFolder:
         """Return True if `refuse_if_taken_over` would refuse."""
         try:
             self.refuse_if_taken_over()
-        except StorageError as error:  # of another kind without a run.json: nobody drives the run
+        except StorageError as error:  # of another kind without a run.json, so no process drives the run
             return isinstance(error, TakenOverError)
         return False
 

@@ -67,11 +67,12 @@ class DeviceAccounts:
         """Record that a worker has loaded, and return the billed seconds of its start.
 
         Ray may have started its process before the request; that time is not billed to the worker. A rented
-        instance is paid for from the request on, also while it boots and joins the cluster.
+        instance is paid for from the request on, also while it boots and joins the cluster; where offers name
+        no instances, a worker may have waited for one.
         """
         loaded_at_s = device.loaded_at_s or time.monotonic()
         began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
-        if device.market == "spot" and self._rented is not None:
+        if device.market == "spot" and self._rented is not None and self._rented.names_instances:
             began_at_s = device.asked_at_s
         with self._lock:
             self._start(device, began_at_s)

@@ -516,7 +516,7 @@ class Fleet:
                 "probabilities differ from the trainers' by more than algorithm.ratio_tolerance"
             )
         if device.market == "spot" and self._rented is not None:
-            self._rented.measured.add_start(start_s)
+            self._rented.on_joined(device.name, start_s)
 
     @property
     def _available(self) -> list[Device]:

@@ -336,6 +336,7 @@ class WorkerProvisioner:
 
     def drop_pending(self) -> list[tuple[Device, DeviceEventKind, str]]:
         """End workers on their way whose instance is gone; return each with its event and reason."""
+        limit_s = self._config.runtime.start_timeout_s
         ended: list[tuple[Device, DeviceEventKind, str]] = []
         for arrival in [arrival for arrival in self._coming if not arrival[1].done()]:
             device, _ = arrival
@@ -343,6 +344,13 @@ class WorkerProvisioner:
                 ended.append((device, "failed", "its instance is gone"))
             elif self._rented is not None and (reason := self._rented.why_leaving(device.name)):
                 ended.append((device, "left", f"before it had loaded: {reason}"))
+            elif (
+                self._rented is not None
+                and self._rented.is_unproven(device.name)
+                and device.asked_at_s < time.monotonic() - limit_s
+            ):
+                why = f"no worker joined on its kept instance in runtime.start_timeout_s={limit_s:g} s"
+                ended.append((device, "failed", f"{why}, so it is released"))
             else:
                 continue
             self._coming.remove(arrival)

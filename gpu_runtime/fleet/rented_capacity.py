@@ -33,6 +33,7 @@ class RentedCapacity:
     Attributes:
         lock: held while offers or workers change, since the training thread may lose a trainer; also
             held by callers that count `devices`, until their workers are assigned.
+        names_instances: see `CapacityProvider`.
         measured: times of past iterations, on which it decides.
         usd_per_hour: price of a device by worker, if its offer stated one, even after it is gone.
     """
@@ -55,6 +56,7 @@ class RentedCapacity:
         self._most = most
         # Spot devices that train may be gone.
         self._leaving = config.runtime.reserved_trainers if config.runtime.trainers_leave else 0
+        self.names_instances = provider.names_instances
         self.measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in start order
@@ -137,6 +139,15 @@ class RentedCapacity:
         """Return True if the instance of a worker is gone."""
         instance = self._instance_of.get(worker)
         return instance is not None and instance not in self._offers
+
+    def is_unproven(self, worker: str) -> bool:
+        """Return True if a worker's instance is kept from an earlier life, and none has joined on it."""
+        return self._instance_of.get(worker) in self._provider.unproven
+
+    def on_joined(self, worker: str, start_s: float) -> None:
+        """Record that a worker has joined its instance, and the billed seconds of its start."""
+        self.measured.add_start(start_s)
+        self._provider.unproven.discard(self._instance_of.get(worker, ""))
 
     def why_leaving(self, worker: str) -> str:
         """Return why a worker must leave, as text; empty if it stays."""

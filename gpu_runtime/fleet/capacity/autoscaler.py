@@ -19,6 +19,8 @@ from storage.errors import CapacityError
 class AutoscalerCapacity(CapacityProvider):
     """A provider that uses the autoscaler of the run's cluster."""
 
+    names_instances = False
+
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self._cluster = cluster

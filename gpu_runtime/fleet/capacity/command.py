@@ -108,6 +108,7 @@ class CommandCapacity(CapacityProvider):
         cluster, held, leaving = self._kept()
         if cluster == self._cluster:
             self._held, self._leaving = held, leaving
+            self.unproven = set(held)
         else:
             self._leaving = leaving | held
         for instance in self._leaving:
@@ -132,6 +133,7 @@ class CommandCapacity(CapacityProvider):
         with self._lock:
             if (offer := self._held.pop(instance, None)) is not None:
                 self._leaving[instance] = offer
+                self.unproven.discard(instance)
                 self._commands.submit(self._give_back, instance)
 
     def close(self) -> None:

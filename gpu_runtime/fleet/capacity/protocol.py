@@ -44,12 +44,21 @@ class CapacityProvider(ABC):
     """A source of spot instances. No call blocks: slow work runs in the background.
 
     Subclasses add to `_troubles`, under `_lock` if several threads do.
+
+    Attributes:
+        names_instances: True if an offer is a rented instance, paid for from then on; False if it is only
+            a number of devices that the cluster may have.
+        unproven: names of instances kept from an earlier life of the run on which no worker has joined yet:
+            they may be gone.
     """
+
+    names_instances = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._troubles: list[str] = []
         self._taken_over: Callable[[], bool] = lambda: False
+        self.unproven: set[str] = set()
 
     def keep_in(self, file: Path, taken_over: Callable[[], bool]) -> None:
         """Keep the names of held instances in a file of the run, and go on with those in it.

@@ -232,13 +232,14 @@ class TestCommand:
 
         second = commands(*settings)  # nothing was closed before
         second.keep_in(file, lambda: False)
-        assert second.offered() == [Offer("i-1", 2, 2.5)]
+        assert second.offered() == [Offer("i-1", 2, 2.5)] and second.unproven == {"i-1"}
         second.wanted(2, None)  # they are enough
         second.wanted(3, None)
         awaited(second, lambda: has_answered(second))
         assert [(asked["devices"], asked["held"]) for asked in noted()] == [(2, []), (1, ["i-1"])]
         fails.touch()
         second.release("i-1")
+        assert not second.unproven
         awaited(second, lambda: noted()[-1] == {"instance": "i-1"})
         second._commands.shutdown()
         assert len(second.take_troubles()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from threading import Thread, Timer
@@ -187,6 +188,27 @@ def test_a_standby_that_dies_in_a_slot_leaves_its_instance_to_the_next_process(p
     stage.prepare()
     standby.open_calls["take_slot"].set_exception(WorkerLostError("no memory"))
     assert stage.prepare() == ["reserved-0", "spot-0.1"] and provider.released == []
+
+
+def test_a_kept_instance_on_which_no_worker_joins_is_released(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    provider.unproven = {"a", "b"}
+    stage = Stage(provider)
+    stage.cluster.slow |= {"spot-0", "spot-2"}
+    provider.offers = [Offer("a"), Offer("b"), Offer("new")]
+    stage.prepare()
+    assert provider.unproven == {"a"}
+    stage.prepare()
+    assert provider.released == []
+    now_s, limit_s = time.monotonic(), stage.fleet._config.runtime.start_timeout_s
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + limit_s)
+    stage.prepare()
+    assert provider.released == ["a"] and not stage.cluster.workers["spot-2"].dead, "it may still boot"
+    reason = (
+        f"no worker joined on its kept instance in runtime.start_timeout_s={limit_s:g} s, so it is released"
+    )
+    assert ("spot-0", "failed", reason) in stage.events()
 
 
 def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: FakeCapacity):

@@ -21,7 +21,12 @@ PASSES_S = 0.25
 
 
 @pytest.mark.parametrize(
-    ("rented", "paid_s"), [(None, 5.0), (SimpleNamespace(usd_per_hour={"spot-0": 3.0}), 100.0)]
+    ("rented", "paid_s"),
+    [
+        (None, 5.0),
+        (SimpleNamespace(usd_per_hour={"spot-0": 3.0}, names_instances=True), 100.0),
+        (SimpleNamespace(usd_per_hour={}, names_instances=False), 5.0),
+    ],
 )
 def test_a_rented_instance_is_paid_for_while_it_boots(rented: Any, paid_s: float):
     accounts = DeviceAccounts(Collector(), PriceConfig(), HistoryLog(None, "driver"), rented)

@@ -80,6 +80,7 @@ class Fleet:
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after joining, in order."""
+        self._noted: set[str] = set()  # kinds of devices and failures of joining workers, each noted once
         self._faults_in_a_row = 0
         self._training_faults = 0  # of spot trainers, since one last trained to an iteration's end
         self._devices: list[Device] = []
@@ -504,17 +505,20 @@ class Fleet:
             start_s = self.accounts.on_joined(device, ready)
             device.kind = ready.device
             self._devices.append(device)
+        texts: dict[str, str] = {}
         if ready.notices_fail:
-            self.collector.note(
-                f"{device.name} sees no preemption notices, so each of its losses costs the work since its "
-                f"last commit: {ready.notices_fail}"
+            texts[ready.notices_fail] = (
+                f"{device.name} could not read preemption notices when it joined; while it cannot, each "
+                f"of its losses costs the work since its last commit: {ready.notices_fail}"
             )
         if self._training_kind and device.kind != self._training_kind:
-            self.collector.note(
+            texts[device.kind] = (
                 f"{device.name} computes on {device.kind}, the trainers on {self._training_kind}: it does "
                 "not train, as its gradients would have other bits, and the run stops if its samples' "
                 "probabilities differ from the trainers' by more than algorithm.ratio_tolerance"
             )
+        self.collector.note(*(text for about, text in texts.items() if about not in self._noted))
+        self._noted |= texts.keys()
         if device.market == "spot" and self._rented is not None:
             self._rented.on_joined(device.name, start_s)
 

@@ -34,7 +34,7 @@ class WorkerReady:
         age_s: age of its process; a duration, because its clock may differ from the driver's.
         history: file that it writes its history to, on that machine; None without one.
         device: device that it computes on: `cpu`, or the GPU's name.
-        notices_fail: why its machine's preemption notices cannot be read; empty if they can.
+        notices_fail: why the last poll of its machine's preemption notices failed; empty if it did not.
     """
 
     age_s: float

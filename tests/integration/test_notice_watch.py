@@ -123,6 +123,8 @@ def test_the_watch_knows_why_it_sees_nothing_until_a_poll_succeeds(monkeypatch: 
     monkeypatch.setattr(NOTICES, "find", lambda name: NoticePlugin(lambda: watcher, 0.005, 0.01))
     with watching("test") as watch:
         wait_until(lambda: watch.failure == "no answer")
+        watcher.left[0] = ConnectionError()  # without a text
+        wait_until(lambda: watch.failure == "ConnectionError")
         watcher.left[0] = None
         wait_until(lambda: not watch.failure)
 

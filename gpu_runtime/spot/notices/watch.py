@@ -103,7 +103,7 @@ class NoticeWatch:
                 if not isinstance(error, NoticeError):
                     _log.exception("the watcher of %s's notices failed", provider)
                 failed_in_a_row += 1
-                self.failure = str(error)
+                self.failure = str(error) or type(error).__name__
                 level = logging.WARNING if failed_in_a_row == 1 else logging.DEBUG
                 _log.log(level, "notices of %s cannot be read: %s", provider, error)
             else:

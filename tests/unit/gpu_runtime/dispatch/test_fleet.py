@@ -570,25 +570,29 @@ def test_no_more_spot_devices_train_than_settings_allow_and_none_of_another_kind
     assert note.startswith("spot-0 computes on NVIDIA L4, the trainers on cpu: it does not train")
 
 
-def test_a_device_of_another_kind_is_noted_although_spot_devices_never_train():
+def test_a_kind_of_devices_other_than_the_trainers_is_noted_once_although_spot_devices_never_train():
     cluster = FakeCluster()
-    cluster.kinds[ONE] = "NVIDIA L4"
+    cluster.kinds |= {ONE: "NVIDIA L4", TWO: "NVIDIA L4"}
     fleet = Fleet(cluster, hurried(tiny_config(runtime={"spot_workers": 2})))
     fleet.await_ready()
     (note,) = fleet.collector.close().notes
     assert note.startswith("spot-0 computes on NVIDIA L4") and "algorithm.ratio_tolerance" in note
 
 
-def test_a_worker_says_that_its_notices_cannot_be_read():
+def test_notices_that_joining_workers_could_not_read_are_noted_once_for_each_failure():
     stage = Stage()
-    lose(stage, ONE)
-    stage.cluster.slow.add("spot-0.1")
-    stage.fleet.add_ready_workers()
-    ready = WorkerReady(1.0, device="cpu", notices_fail="no answer within 2 s")
-    stage.cluster.workers["spot-0.1"].open_calls["ready"].set_result(ready)
-    stage.fleet.add_ready_workers()
-    (note,) = stage.fleet.collector.close().notes
-    assert note.startswith("spot-0.1 sees no preemption notices") and note.endswith("no answer within 2 s")
+    for device in (ONE, "spot-0.1", "spot-0.2"):
+        lose(stage, device)
+        number = int(device[-1]) + 1 if "." in device else 1
+        name, failure = f"spot-0.{number}", "refused" if number == 3 else "no answer within 2 s"
+        stage.cluster.slow.add(name)
+        stage.fleet.prepare(FIRST)
+        ready = WorkerReady(1.0, device="cpu", notices_fail=failure)
+        stage.cluster.workers[name].open_calls["ready"].set_result(ready)
+        stage.fleet.prepare(FIRST)
+    first, second = stage.fleet.collector.close().notes
+    assert first.startswith("spot-0.1 could not read preemption notices when it joined")
+    assert first.endswith("no answer within 2 s") and second.startswith("spot-0.3 ")
 
 
 def test_each_look_of_a_phase_and_of_a_wait_calls_what_follows_the_fleet():

@@ -29,7 +29,7 @@ from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
 from storage.config.errors import GIVEN_BY
-from storage.config.loading import Given
+from storage.config.loading import Given, differing
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.environment import PRESET
 from storage.errors import CheckpointError, ConfigurationError, SpotlightError
@@ -252,6 +252,13 @@ def evaluated_configuration(
         refuse_simulated(row)
     base = None if row is None else row.config
     config, sources = given_with_sources(preset, settings, base)
+    if base is not None:
+        for name, own in differing(config, base).items():
+            if name.startswith("optimizer."):
+                raise ConfigurationError(
+                    f"{name} differs from {own}, with which run {run_id!r} was trained and is exported; an "
+                    "evaluation cannot change it: leave it out"
+                )
     # Only given settings count: a preset's or a run's own limit is for evaluations during a run.
     if not sources.get("evaluation.prompts", "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
         config = config.changed(evaluation={"prompts": len(load_prompts(config.prompts.evaluate))})

@@ -20,11 +20,14 @@ from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.scores import Score
 from storage.config.run_config import RewardConfig, RunConfig
-from storage.errors import RunNotFoundError, StorageError
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.prompts.files import draw_subset, load_prompts
+from storage.record.checkpoints import CheckpointStore
+from storage.record.run_store import RunStore
 from tasks.evaluation import Evaluated, tracked_metrics
+from tests.sample_run import write_sample_run
 
 NOTHING = np.empty(0, np.float32)
 CONFIG = RunConfig.model_validate(
@@ -170,6 +173,20 @@ def test_images_that_cannot_be_written_leave_no_evaluation(
     with pytest.raises((StorageError, OSError)):
         flows.evaluate.evaluate_model.fn(CONFIG, "mine", tmp_path / "file")
     assert EvaluationStore(home).all() == []
+
+
+@pytest.mark.parametrize("setting", ["optimizer.ema_decay=0", "optimizer.ema_interval=7"])
+def test_a_run_is_scored_with_the_average_that_is_exported(home: Home, setting: str):
+    store = RunStore(home)
+    write_sample_run(store, "mine", iterations=1)
+    CheckpointStore(home.run("mine")).save(1, {"x": b""}, {})
+    changed, _ = evaluated_configuration(home, "mine", None, ["sampling.evaluate_steps=3"])
+    assert changed.sampling.evaluate_steps == 3
+    with pytest.raises(
+        ConfigurationError, match=r"optimizer\.ema_\w+ differs from [\d.]+, with which run 'mine'"
+    ):
+        evaluated_configuration(home, "mine", None, [setting])
+    assert evaluated_configuration(home, None, "glyphs", [setting])[1] == "glyphs", "of no run"
 
 
 @pytest.mark.parametrize("way", ["variable", "table", "key", "none"])

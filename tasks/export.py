@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load
 
 from gpu_runtime.learning.registry import OBJECTIVES
@@ -99,10 +99,12 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             f"run {run_id!r} has no checkpoint yet; continue with `spotlight resume {run_id}`, then export it"
         )
     try:
-        steps = int(load(checkpoint.blobs["optimizer.safetensors"])["training_steps"][0])
+        # From the file: the moments beside it are larger than the weights.
+        with safe_open(checkpoint.path / "optimizer.safetensors", "numpy") as optimizer:
+            steps = int(optimizer.get_tensor("training_steps")[0])
         averaged = config.optimizer.uses_average(steps)
         state = load(checkpoint.blobs["average.safetensors" if averaged else "weights.safetensors"])
-    except (KeyError, SafetensorError) as error:
+    except (OSError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             f"{checkpoint.path} has no readable weights ({error}); continue with `spotlight "
             f"resume {run_id}`, then export it"

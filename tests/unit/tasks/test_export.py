@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.embedded.model import EmbeddedModel
@@ -59,6 +59,21 @@ def test_the_weights_that_evaluations_scored_are_exported(
     assert torch.equal(velocity_of(EmbeddedModel.load(tmp_path / "whole")), velocity_of(policy.model))
     card = (tmp_path / "whole/README.md").read_text("utf-8")
     assert f"; the {'moving average' if result == 'average' else 'weights'} after iteration 2" in card
+
+
+def test_only_the_weights_are_copied_and_not_the_moments(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[dict[str, np.ndarray]] = []
+
+    def spied(blob: bytes) -> dict[str, np.ndarray]:
+        read.append(load(blob))
+        return read[-1]
+
+    monkeypatch.setattr("tasks.export.load", spied)
+    policy = finished_run(home, RunConfig())
+    export_run(home, "a-run", tmp_path / "whole")
+    assert [state.keys() for state in read] == [policy.state().keys()]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])

@@ -23,7 +23,6 @@ from tasks.gpu_profile import (
     gpu_of_device,
     gpu_profile,
     is_gpu_result,
-    measured_profile,
     read_gpu_result,
 )
 from tasks.recorded_profile import recorded_profile
@@ -65,7 +64,7 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
     if name is not None and (name in shipped or name.endswith(".json")):
         path = shipped.get(name, Path(name))
         return gpu_profile(path, config) if is_gpu_result(path) else read_profile(path)
-    results = [read_gpu_result(path) for path in shipped.values() if is_gpu_result(path)]
+    results = {path: read_gpu_result(path) for path in shipped.values() if is_gpu_result(path)}
     carried = [read_profile(path) for path in shipped.values() if not is_gpu_result(path)]
     own = (profile for profile in carried if config.model.key in profile.models)
     if name is None and (found := next(own, None)) is not None:
@@ -73,10 +72,12 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
     if (gpu := find_gpu(name or DEFAULT_GPU)) is not None:
         # Kept measurements on such a GPU, scaled to the run's settings, replace counted values.
         measured = (
-            one for one in results if gpu_of_device(one.device) == gpu and one.has_steps(config.model)
+            path
+            for path, one in results.items()
+            if gpu_of_device(one.device) == gpu and one.has_steps(config.model)
         )
         found = next(measured, None)
-        return counted_profile(config, gpu) if found is None else measured_profile(found, config)
+        return counted_profile(config, gpu) if found is None else gpu_profile(found, config)
     assert name is not None, "the default GPU is counted"
     try:
         return recorded_profile(home, name)

@@ -99,7 +99,7 @@ def _device(config: RunConfig) -> str:
 
 
 def size_up(config: RunConfig, gpu: str) -> bool:
-    """Print a device's memory by term, and the run's hours and dollars, all counted, not measured.
+    """Print a device's memory by term, and the run's hours and dollars, measured or counted.
 
     Returns:
         False if a training device certainly lacks memory.

@@ -34,12 +34,12 @@ class WhatIfQuestion(Section):
     """Iterations of the run; 0 takes as many as the preset says."""
 
     gpu: str = Field(default="", title="GPU")
-    """RTX4090, A100, H100 or H200; a second one, after a comma, is for spot devices. Times are counted,
-    not measured."""
+    """RTX4090, A100, H100 or H200; a second one, after a comma, is for spot devices. Times are
+    measured where a shipped result fits, otherwise counted."""
 
     profile: str = Field(default="", title="Which GPUs?")
     """Times of the workload: a GPU, a profile's name, a .json file (also of benchmarks.gpu_day), or a
-    recorded run. Empty: the profile of the preset's model and size."""
+    recorded run. Empty: a shipped profile of the preset's model, or an H100."""
 
     spot_profile: str = Field(default="", title="Spot GPUs")
     """Times of the workload on spot devices of another kind; give both prices then."""

@@ -601,7 +601,9 @@ def test_spot_devices_may_be_of_another_kind():
 def test_a_preset_s_profile_is_that_of_its_model_size_and_frames(tmp_path: Path):
     config = load_config("qwen-image-ocr-1280", [], {})
     assert config.model.key == "qwen-image 1280x1280"
-    assert find_profile(Home(tmp_path), config, None).name == "qwen-image-1280x1280-h100"
+    found = find_profile(Home(tmp_path), config, None)
+    assert found.name == "qwen-image-h100" and "at 1280x1280 on" in found.summary
+    assert find_profile(Home(tmp_path), config, found.name) == found, "it can be named"
     keys = [load_config("wan2.2-ocr-480", [f"model.frames={n}"], {}).model.key for n in (0, 17, 33)]
     assert keys[0] == keys[1] and keys[2] == f"{keys[0]}x33"
 

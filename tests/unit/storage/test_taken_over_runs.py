@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +15,7 @@ from storage.errors import TakenOverError
 from storage.record.files import read_json, write_json
 from storage.record.records import IterationRecord
 from storage.record.run_folder import COMPACTED_AT, RUN_FILE
+from storage.record.run_status import RunLog, read_activity
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tests.sample_run import evaluation_record
@@ -85,6 +87,20 @@ def test_a_driver_that_was_taken_over_changes_nothing_and_is_told(driver: RunSto
     kept = f"this one stops, and nothing of it is kept after iteration {COMPACTED_AT + 2}"
     assert str(raised.value).endswith(kept)
     CHANGES[change](taker)  # nothing stops the run's driver
+
+
+def test_a_driver_that_was_taken_over_ends_no_phase_of_the_taker(driver: RunStore):
+    log = RunLog(driver.home, "r")
+    with log.phase("train"):
+        taker = take_over(driver)
+        set_run(taker, "r", host="the taker's")
+        before = content(taker.folder("r").path)
+    log.note("ended")
+    assert content(taker.folder("r").path) == before
+    assert list(read_activity(driver.home, "r").phases) == ["train"]
+    set_run(taker, "r", host=socket.gethostname())  # this process resumes its run
+    log.note("here again")
+    assert content(taker.folder("r").path) != before
 
 
 def test_a_taker_of_an_earlier_version_is_named_too(driver: RunStore):

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from gpu_runtime.learning.registry import passes_reference, rows_of_sample
+from gpu_runtime.learning.registry import passes_beside, rows_of_sample
 from gpu_runtime.models.published import PublishedModel, counted_families, published_model
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
 from storage.config.model import ModelConfig
@@ -221,7 +221,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
 
     counted = {batch: Quantity.counted(*step(batch), "") for batch in (1, sampling.batch_size)}
     alone = tuple(StepTime(batch=batch, seconds=found.value) for batch, found in counted.items())
-    forwards = 1 + config.adaptation.gradient_checkpointing + passes_reference(config.algorithm)
+    forwards = 1 + config.adaptation.gradient_checkpointing + passes_beside(config.algorithm)
     rows = rows_of_sample(config.sampling, config.algorithm)
     trained = rows * passes * (forwards * (one.forward + one.adapters) + one.backward)
     moved_too = rows * passes * (forwards + 2) * moved(sampling.batch_size) / sampling.batch_size
@@ -240,7 +240,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
         decode_s=_decoding(config.model, model, gpu),
         train_sample_s=Quantity.counted(
             *seconds(trained, moved_too),
-            f"{rows} rows of {passes} passes, each {forwards} times forward and once backward; {said}",
+            f"{rows} rows of {passes} passes, each {forwards:g} times forward and once backward; {said}",
         ),
         driver_s=_encoding(
             config.model.encoders, config.algorithm.prompts_per_iteration, model, gpu, tokens[1]
@@ -391,12 +391,12 @@ def _more_operations(result: GpuDayResult, config: RunConfig) -> tuple[float, fl
     image, text = model.tokens(config.model)
     measured = result.figures
 
-    def operations(text: int, rank: int, feed_forward: bool, forwards: int) -> tuple[float, float]:
+    def operations(text: int, rank: int, feed_forward: bool, forwards: float) -> tuple[float, float]:
         one = model.architecture.operations(image, text, rank, feed_forward)
         forward = one.forward + one.adapters
         return forward, forwards * forward + one.backward
 
-    forwards = 1 + adaptation.gradient_checkpointing + passes_reference(config.algorithm)
+    forwards = 1 + adaptation.gradient_checkpointing + passes_beside(config.algorithm)
     mine = operations(text, adaptation.rank, adaptation.adapts_feed_forward, forwards)
     timed = operations(measured.get("text_length", text), measured.get("rank", adaptation.rank), True, 2)
     return mine[0] / timed[0], mine[1] / timed[1]

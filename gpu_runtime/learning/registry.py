@@ -34,6 +34,7 @@ class ObjectivePlugin:
         title: name of the method in texts; empty for the name in the settings.
         clips_ratio: True if it clips the ratio of new to old probabilities.
         needs_reference: True if it needs the reference policy whatever `algorithm.kl_weight` is.
+        needs_old: True if rows of later updates take a forward pass of the policy before the first one, too.
         takes_pairs: True if it can train on a prompt file's pairs of a preferred and a rejected picture.
         rows: returns a sample's average number of training rows, given the sampling and algorithm settings,
             and options.
@@ -46,6 +47,7 @@ class ObjectivePlugin:
     title: str = ""
     clips_ratio: bool = True
     needs_reference: bool = False
+    needs_old: bool = False
     takes_pairs: bool = False
     rows: Callable[[SamplingConfig, AlgorithmConfig, Any], float] = lambda sampling, algorithm, options: (
         sampling.window_size
@@ -84,6 +86,17 @@ def passes_reference(algorithm: AlgorithmConfig) -> bool:
         ConfigurationError: if there is no objective of that name.
     """
     return OBJECTIVES.find(algorithm.objective).needs_reference or algorithm.kl_weight > 0
+
+
+def passes_beside(algorithm: AlgorithmConfig) -> float:
+    """Return a row's average number of forward passes of other policies: the reference, the old policy.
+
+    Raises:
+        ConfigurationError: if there is no objective of that name.
+    """
+    updates = algorithm.updates_per_iteration
+    later = (updates - 1) / updates if OBJECTIVES.find(algorithm.objective).needs_old else 0.0
+    return passes_reference(algorithm) + later
 
 
 def rows_of_sample(sampling: SamplingConfig, algorithm: AlgorithmConfig) -> float:
@@ -166,10 +179,15 @@ OBJECTIVES = Registry(
             NftOptions,
             "DiffusionNFT",
             clips_ratio=False,
+            needs_old=True,
             rows=_times,
         ),
         "awm": ObjectivePlugin(
-            lazily("gpu_runtime.learning.objectives.awm:AwmObjective"), AwmOptions, "AWM", rows=_times
+            lazily("gpu_runtime.learning.objectives.awm:AwmObjective"),
+            AwmOptions,
+            "AWM",
+            needs_old=True,
+            rows=_times,
         ),
         "dpo": ObjectivePlugin(
             lazily("gpu_runtime.learning.objectives.dpo:DpoObjective"),

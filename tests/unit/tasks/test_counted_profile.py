@@ -269,9 +269,19 @@ def test_work_follows_the_settings():
     less = seconds("adaptation.gradient_checkpointing=false")
     assert less["step_s"] == plain["step_s"] and less["train_sample_s"] < 0.8 * plain["train_sample_s"]
     assert seconds("sampling.window_size=1")["train_sample_s"] == pytest.approx(plain["train_sample_s"] / 2)
-    fresh = seconds("algorithm.objective=nft", "algorithm.options={}")
+    once = "algorithm.updates_per_iteration=1"
+    fresh = seconds("algorithm.objective=nft", "algorithm.options={}", once)
     assert fresh["train_sample_s"] == pytest.approx(5 / 2 * plain["train_sample_s"]), "its default of levels"
-    compared = seconds("algorithm.objective=nft", "algorithm.options={}", "algorithm.kl_weight=0.1")
+    compared = seconds("algorithm.objective=nft", "algorithm.options={}", "algorithm.kl_weight=0.1", once)
+    for objective, share in (("nft", 1), ("awm", 1), ("grpo", 0)):
+        # Rows of later updates also take a pass of the old policy.
+        given = f"algorithm.objective={objective}", "algorithm.options={}"
+        first, reference = (seconds(*given, once, *kl) for kl in ((), ("algorithm.kl_weight=0.1",)))
+        whole = reference["train_sample_s"] - first["train_sample_s"]
+        for updates in (2, 4):
+            more = seconds(*given, f"algorithm.updates_per_iteration={updates}")["train_sample_s"]
+            expected = pytest.approx(share * whole * (updates - 1) / updates, rel=1e-3)
+            assert more - first["train_sample_s"] == expected
     pairs = seconds("algorithm.objective=dpo", "algorithm.options={pairs = 2}", "algorithm.group_size=8")
     # Four of eight samples are trained on, each with a pass of the reference.
     assert pairs["train_sample_s"] == pytest.approx(compared["train_sample_s"] / 2)
@@ -296,8 +306,9 @@ NFT = ("algorithm.objective=nft", "algorithm.options={}")
     [
         (("model.guidance=1",), 0.5, 0.5, ("measured", "measured")),
         (("sampling.window_size=5",), 1, 2.5, ("measured", "measured")),
-        (NFT, 1, 2.5, ("measured", "measured")),
-        (("algorithm.objective=nft", "algorithm.options={times = 20}"), 1, 10, ("measured", "measured")),
+        ((*NFT, "algorithm.updates_per_iteration=1"), 1, 2.5, ("measured", "measured")),
+        (NFT, 1, None, ("measured", "scaled")),
+        (("algorithm.objective=nft", "algorithm.options={times = 20}"), 1, None, ("measured", "scaled")),
         (("algorithm.kl_weight=0.04",), 1, None, ("measured", "scaled")),
         (("adaptation.gradient_checkpointing=false",), 1, None, ("measured", "scaled")),
         (("model.text_length=512",), None, None, ("scaled", "scaled")),
@@ -353,7 +364,7 @@ def test_a_run_that_does_more_is_dearer_and_what_its_price_rests_on_is_said():
     plain, reference = usd(), usd("--set", "algorithm.kl_weight=0.04")
     window, objective = usd("--set", "sampling.window_size=5"), usd(*nft)
     assert unguided[0] < 0.7 * plain[0] and plain[0] < reference[0] < window[0]
-    assert objective[0] == window[0], "both train on five rows of a sample"
+    assert objective[0] > window[0], "five rows of a sample, too, and the old policy's passes"
     assert plain[1] == unguided[1] == window[1] == "simulated from measured steps."
     assert reference[1] == "simulated from measured steps and scaled training."
     assert usd("--set", "model.compile=true")[1] == "simulated from measured steps and counted training."

@@ -106,11 +106,11 @@ def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
         bars = page.locator(".js-plotly-plot").nth(1).locator(".barlayer .point path")
         assert bars.count() >= 3 * 12, "three iterations of twelve devices"
         colours = album.photograph(page, "sample-what-if.png")
-        page.get_by_role("spinbutton", name="Goal: finish within (hours)").fill("4")
+        page.get_by_role("spinbutton", name="Goal: finish within (hours)").fill("8")
         page.get_by_test_id("stBaseButton-primaryFormSubmit").click()
         # Of a page that is still being drawn, a field's new value may be lost.
-        await_plots(page, "spot devices a run ends within 4 h: ", plots=0)
-        assert "hours=4" in page.url and "simulate=1" in page.url, "an address that gives the answer again"
+        await_plots(page, "spot devices a run ends within 8 h: ", plots=0)
+        assert "hours=8" in page.url and "simulate=1" in page.url, "an address that gives the answer again"
         page.get_by_text("More", exact=True).click()
         page.get_by_role("spinbutton", name="Trainers").fill("9")
         page.get_by_test_id("stBaseButton-primaryFormSubmit").click()

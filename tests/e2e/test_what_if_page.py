@@ -200,7 +200,7 @@ def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
 
 def test_an_answer_that_takes_too_long_is_ended(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(asking, "_LIMIT_S", 0.05)
-    with pytest.raises(RuntimeFailure, match=r"took longer than 0\.05 s and was ended"):
+    with pytest.raises(RuntimeFailure, match=r"took longer than 0\.05 s and was stopped"):
         ask(SMALL, store.home, lambda done, runs: None)
 
 

@@ -272,6 +272,7 @@ def test_a_run_done_again_has_all_of_them_before_and_after(config: RunConfig):
         ends_after=lambda iteration: iteration == config.iterations,
         runtime=devices,
         timed=lambda phase: nullcontext(),
+        unfinished=SimpleNamespace(begin=lambda phase, number: None),
     )
     for iteration in (0, config.evaluation.every, config.iterations):
         evaluate.fn(session, iteration)

@@ -97,7 +97,7 @@ def train_run(
     home = Home.from_environment().ensure()
     store = RunStore(home)
     given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), **(repeats or {})}
-    log = RunLog(home, run_id)
+    log = RunLog(home, run_id, store)
     log.starting()
     enter_run(store, run_id, config, preset, given)
     show_links(run_id, home, config.tracking)
@@ -126,9 +126,8 @@ def train_run(
         status = status_after(error)
         try:
             store.set_status(run_id, status, _reason(error))
-        except (
-            TakenOverError
-        ) as taken:  # it matters more than a signal, whose message would offer to continue
+        except TakenOverError as taken:
+            # It matters more than a signal, whose message would offer to continue.
             raise taken from error
         except StorageError:
             pass

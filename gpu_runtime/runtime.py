@@ -40,6 +40,7 @@ from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord, compared_prompts, load_run_prompts
 from storage.record.records import Collected
+from storage.record.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Runtime:
     Args:
         cluster: cluster on which its processes start. `close` ends those, but not the cluster.
         history: folder of the run's history; None to keep none.
-        instances: file of the run for the names of rented instances; None to keep none.
+        folder: the run's folder, if this process drives it: rented instances are named in it.
 
     Attributes:
         compared_prompts: held-out prompts that are in every evaluation.
@@ -102,7 +103,7 @@ class Runtime:
         config: RunConfig,
         cluster: Cluster,
         history: Path | None = None,
-        instances: Path | None = None,
+        folder: RunFolder | None = None,
     ) -> None:
         self.config = config
         self._history = HistoryLog(None if history is None else new_life(history), "driver")
@@ -112,7 +113,7 @@ class Runtime:
         self.explorer = build_explorer(config, self.train_prompts)
         self.cluster = cluster
         with ExitStack() as started:
-            self._fleet = Fleet(cluster, config, self._history, instances)
+            self._fleet = Fleet(cluster, config, self._history, folder)
             started.callback(self._fleet.close)
             sections = config.runtime, config.reward, config.evaluation
             self._scoring = ScoringPool(

@@ -138,10 +138,6 @@ class Home:
         """Return the folder of the output of one run's local workers and scorers."""
         return self.run(run_id) / "output"
 
-    def instances(self, run_id: str) -> Path:
-        """Return the file with the names of one run's rented instances, if its provider keeps them."""
-        return self.run(run_id) / "instances.json"
-
     def ensure(self) -> Home:
         """Create missing folders, close the whole home to other users of the machine, and return this home.
 

@@ -31,7 +31,7 @@ _ALL = ("evaluation.every=0", "evaluation.prompts=96", "runtime.reserved_workers
 _LOCAL = ("runtime.cluster=local",)
 _RAY = ("runtime.cluster=ray", "runtime.spot_workers=1", "runtime.history=true", "runtime.commit_steps=2",
         "runtime.lease_s=60")  # fmt: skip
-"""As in `spotlight chaos --trace`: histories are kept, and devices stop after each denoising step."""
+"""Histories are kept and devices stop after each denoising step, as `spotlight chaos --trace` does it."""
 
 _KEPT = ("runtime.history=true", "runtime.commit_steps=2", "runtime.lease_s=60")
 """As `_RAY`: workers are found by their histories."""

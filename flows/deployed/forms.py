@@ -92,7 +92,7 @@ class ReproductionForm(Section):
     """Make this run the preset's new reference, after a change that was meant to change results."""
 
     how: Literal["train", "evaluate"] = "train"
-    """What to do: train repeats the whole run, evaluate scores its last checkpoint again."""
+    """train repeats the whole run; evaluate scores its last checkpoint again."""
 
     tolerance: float = Field(default=0.05, ge=0, le=1)
     """If bits may differ, on another kind of device or with measured degrees: the largest accepted difference

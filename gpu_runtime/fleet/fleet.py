@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
@@ -48,6 +47,7 @@ from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage.config.run_config import RunConfig
 from storage.errors import DeviceFaultError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceEventKind, DeviceState
+from storage.record.run_folder import RunFolder
 
 _FAULTS_ALLOWED = 3
 """Consecutive device faults without a finished chunk; more mean that the settings do not fit."""
@@ -63,7 +63,7 @@ class Fleet:
         cluster: Cluster,
         config: RunConfig,
         history: HistoryLog | None = None,
-        instances: Path | None = None,
+        folder: RunFolder | None = None,
     ) -> None:
         self._config = config
         history = history or HistoryLog(None, "")
@@ -101,7 +101,7 @@ class Fleet:
         address = None if self._meeting is None else self._meeting.address
         self.standbys = Standbys(cluster, config, history, self.collector, address)
         """Processes that take over lost workers' slots."""
-        provider = build_capacity(config.runtime, cluster, instances)
+        provider = build_capacity(config.runtime, cluster, folder)
         with ExitStack() as on_failure:  # rented instances cost money
             if provider is not None:
                 on_failure.callback(provider.close)

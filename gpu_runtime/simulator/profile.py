@@ -117,7 +117,7 @@ class StepTime(_Part):
     """The run, the document, or the assumption."""
 
     uncertainty: float = Field(default=0.0, ge=0, le=2)
-    """As in `Quantity`, but only for the effect of sharing, in addition to that of `step`."""
+    """Uncertainty of the effect of sharing, on top of that of `step`; see `Quantity`."""
 
     @model_serializer(mode="wrap")
     def _without_inherited_evidence(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

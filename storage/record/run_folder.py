@@ -14,13 +14,13 @@ Invariants:
 - A folder of rows appears by one rename, whole, its checkpoint included, and its files never change
   afterwards. A checkpoint that is too old is deleted alone; the rows stay.
 - A part names the folders whose rows it holds. Readers ignore those as soon as it appears, so that no row
-counts twice; the folders are deleted some minutes later, as a reader may have them open.
+  counts twice; the folders are deleted some minutes later, as a reader may have them open.
 - Discarding renames folders one by one, the latest iteration first: a kill between two leaves a run that ends
-a little later.
+  a little later.
 - An unfinished folder becomes a discarded one by one rename, unless its iteration has been recorded.
 - A process that changes run.json or notes.json or adds an event holds the folder's lock for that moment. So
-does the run's driver when it renames a folder; it first compares its life with the newest in run.json. One
-that was taken over writes nothing, even if the locks of two hosts do not see each other.
+  does the run's driver when it renames a folder; it first compares its life with the newest in run.json. One
+  that was taken over writes nothing, even if the locks of two hosts do not see each other.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ if TYPE_CHECKING:
 
 RUN_FILE, NOTES_FILE, EVENTS_FILE = "run.json", "notes.json", "events.jsonl"
 
+INSTANCES_FILE = "instances.json"
+"""The file with the names of a run's rented instances, if its provider keeps them."""
+
 COMPACTED_AT = 64
 """The number of row folders at which they are merged into one part."""
 
@@ -88,14 +91,6 @@ class RunFolder:
 
     def __init__(self, path: Path, life: str = "") -> None:
         self.path, self.life = path, life
-
-    @classmethod
-    def driven(cls, path: Path) -> RunFolder:
-        """Return the folder of a run that this process drives now, if it has a run.json."""
-        folder = cls(path)
-        with suppress(StorageError):
-            folder.life = folder.identity().get("lives", [""])[-1]
-        return folder
 
     @property
     def run_id(self) -> str:

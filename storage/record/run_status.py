@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from storage.clock import may_be_alive, now, process_is_alive, process_start_s
-from storage.errors import StorageError
 from storage.home import Home
 from storage.record.run_folder import EVENTS_FILE, RunFolder
 
 if TYPE_CHECKING:  # a command that refuses a setting does not wait for its import
     import pandas as pd
 
-    from storage.record.run_store import RunRow
+    from storage.record.run_store import RunRow, RunStore
 
 LIVE = ("starting", "running")
 """The statuses of a run that will record more."""
@@ -38,13 +37,14 @@ _TELL_BY_EVENTS = "storage.readers"
 class RunLog:
     """The writer of a run's log. No method raises: a full disk must not end a run over a lost line.
 
-    Once this process has driven the run and another one does, nothing more is written.
+    Args:
+        driver: store by which this process drives the run, or will: nothing is written once another process
+            has taken the run over.
     """
 
-    def __init__(self, home: Home, run_id: str) -> None:
-        self._home, self._run_id = home, run_id
+    def __init__(self, home: Home, run_id: str, driver: RunStore | None = None) -> None:
+        self._home, self._run_id, self._driver = home, run_id, driver
         self._folder = RunFolder(home.run(run_id))
-        self._has_driven = False
 
     def starting(self) -> None:
         """Record that this process now works on the run; earlier phases are over."""
@@ -96,12 +96,8 @@ class RunLog:
 
     def _append(self, log: str, **values: Any) -> None:
         # Without the folder's lock, which this thread may already hold when a library logs something.
-        with suppress(StorageError):  # there is no run.json yet, or it is damaged
-            run = self._folder.identity()
-            drives = (run.get("host"), run.get("pid"), run.get("process_started_at")) == this_process()
-            self._has_driven |= drives
-            if self._has_driven and not drives:
-                return
+        if self._driver is not None and self._driver.folder(self._run_id).is_taken_over():
+            return
         with suppress(OSError):
             self._folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder.append({"log": log, "happened_at": now(), **values})

@@ -127,7 +127,7 @@ class Session:
         self.decisions_recorded = ""
         self.alarm = AlarmCourse()
         self.seconds: dict[str, float] = {}
-        self.log = RunLog(store.home, run_id)
+        self.log = RunLog(store.home, run_id, store)
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None
 
@@ -287,7 +287,7 @@ def open_session(
     history = home.history(run_id) if config.runtime.history else None
     with ExitStack() as opened:
         cluster = opened.enter_context(open_cluster(config, home.output(run_id)))
-        runtime = Runtime(config, cluster, history, home.instances(run_id))
+        runtime = Runtime(config, cluster, history, store.folder(run_id))
         unfinished = UnfinishedWork(store, run_id)
         opened.callback(close_runtime, runtime, store, run_id, unfinished)
         readers = Readers(store, run_id, config.tracking)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
@@ -18,7 +17,7 @@ from storage.config.run_config import RunConfig
 from storage.config.runtime import AUTO, FIXED_CAPACITY, RuntimeConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError, TraceError
-from storage.record.run_folder import RunFolder
+from storage.record.run_folder import INSTANCES_FILE, RunFolder
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,13 @@ def check_capacity(runtime: RuntimeConfig) -> None:
 
 
 def build_capacity(
-    runtime: RuntimeConfig, cluster: Cluster, instances: Path | None = None
+    runtime: RuntimeConfig, cluster: Cluster, folder: RunFolder | None = None
 ) -> CapacityProvider | None:
     """Return the provider that the settings name; None if the settings alone fix the number of devices.
 
     Args:
-        instances: file, in the folder of the run that this process drives, for the names of rented
-            instances; None to keep none.
+        folder: folder of the run that this process drives, for the names of rented instances; None to keep
+            none.
 
     Raises:
         ConfigurationError: no provider has that name, or an option is wrong.
@@ -121,6 +120,6 @@ def build_capacity(
     """
     plugin, options = CAPACITY.chosen(runtime)
     provider = None if plugin.build is None else plugin.build(runtime, cluster, options)
-    if provider is not None and instances is not None:
-        provider.keep_in(instances, RunFolder.driven(instances.parent).is_taken_over)
+    if provider is not None and folder is not None:
+        provider.keep_in(folder.path / INSTANCES_FILE, folder.is_taken_over)
     return provider

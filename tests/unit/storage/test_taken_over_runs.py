@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -90,16 +89,14 @@ def test_a_driver_that_was_taken_over_changes_nothing_and_is_told(driver: RunSto
 
 
 def test_a_driver_that_was_taken_over_ends_no_phase_of_the_taker(driver: RunStore):
-    log = RunLog(driver.home, "r")
+    log = RunLog(driver.home, "r", driver)
     with log.phase("train"):
         taker = take_over(driver)
-        set_run(taker, "r", host="the taker's")
         before = content(taker.folder("r").path)
     log.note("ended")
     assert content(taker.folder("r").path) == before
     assert list(read_activity(driver.home, "r").phases) == ["train"]
-    set_run(taker, "r", host=socket.gethostname())  # this process resumes its run
-    log.note("here again")
+    RunLog(driver.home, "r", taker).note("from its driver")
     assert content(taker.folder("r").path) != before
 
 
@@ -142,7 +139,7 @@ def test_a_take_over_in_the_middle_of_a_save_leaves_the_taker_s_rows(driver: Run
 
 
 def test_locks_that_do_not_see_each_other_are_not_needed(driver: RunStore, monkeypatch: pytest.MonkeyPatch):
-    """As on a file system shared by hosts that does not share their locks."""
+    """On a file system that hosts share, flock may be local to each host."""
     taker = take_over(driver)
     monkeypatch.setattr("storage.record.files.fcntl.flock", lambda *_: None)
     with pytest.raises(TakenOverError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tasks.iteration import unfinished
 from tasks.iteration.budget import refuse_spent_budget, spending
-from tasks.iteration.session import close_runtime
+from tasks.iteration.session import Session, close_runtime, open_session
 from tasks.iteration.unfinished import UnfinishedWork
 from tests.sample_run import iteration_record
 
@@ -203,6 +205,59 @@ def test_a_run_that_is_cancelled_or_fails_completes_the_bill(store: RunStore, ph
     assert bill(store) == (pytest.approx(2.0), pytest.approx(2.0))
     assert used_usd(store) == pytest.approx(2.75)
     assert [event["message"] for event in store.folder("r").events()] == ["i-1 may still be rented"]
+
+
+def test_a_session_leaves_what_it_collects_to_the_record(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unfinished, "NOTE_EVERY_S", 0.0)
+    nothing: Any = None
+    runtime: Any = SimpleNamespace(collect=lambda: done(0.1))
+    session = Session("r", RunConfig(), runtime, store, nothing, nothing, ExitStack())
+    session.unfinished.begin("iteration", 3)
+    session.unfinished.look(lambda: done(0.1))
+    session.collect(4)
+    session.unfinished.look(lambda: done(0.2))
+    assert leftovers(store) == ["unfinished-iteration-000003", "unfinished-iteration-000004"]
+
+
+class Restored:
+    """A runtime that looks while it restores, as any does that takes half a second for it."""
+
+    def __init__(self, *_: object) -> None:
+        self.explorer = SimpleNamespace(
+            strategy=SimpleNamespace(repeat=lambda *_: None, decisions=lambda: ())
+        )
+        self.look: Callable[[], None] = lambda: None
+
+    def on_look(self, call: Callable[[], None]) -> None:
+        self.look = call
+
+    def restore(self, *_: object) -> None:
+        self.look()
+
+    def so_far(self) -> Collected:
+        return done(0.1)
+
+    def collect(self) -> Collected:
+        return done(0.2)
+
+    def device_kinds(self) -> set[str]:
+        return set()
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_resumed_run_pays_once_for_its_start(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    rows, state = iteration_rows(iteration_record("r", 2, AT + 36, 8)), {"policy_version": 2}
+    store.checkpoints("r").save(
+        2, {"weights": b"w"}, {**state, "explorer_state": {}, "next_plan": None}, rows
+    )
+    monkeypatch.setattr("tasks.iteration.session.Runtime", Restored)
+    monkeypatch.setattr("tasks.iteration.session.open_cluster", lambda *_: nullcontext())
+    session = open_session(store.home, store, "r", RunConfig.model_validate({"tracking": {"to": []}}), None)
+    assert leftovers(store) == ["unfinished-iteration-000003"]
+    session.__exit__(KeyboardInterrupt, KeyboardInterrupt())
+    assert bill(store) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
 def test_work_before_the_checkpoint_is_restored_counts_beside_what_is_recorded(store: RunStore):

@@ -27,6 +27,7 @@ from gpu_runtime.spot.traces.trace import EventKind, TraceEvent
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import CapacityError, ConfigurationError, StorageError
+from storage.record.run_folder import INSTANCES_FILE
 from storage.record.run_store import RunStore
 from tests.fake_cluster import FakeCluster
 from tests.spot_traces import trace_of
@@ -264,7 +265,7 @@ class TestCommand:
     def test_a_run_that_was_taken_over_leaves_the_taker_s_instances_and_file(
         self, store: RunStore, tmp_path: Path
     ):
-        log, waits, file = tmp_path / "log", tmp_path / "waits", store.home.instances("r")
+        log, waits, file = tmp_path / "log", tmp_path / "waits", store.home.run("r") / INSTANCES_FILE
         acquire = (
             "read asked; case $asked in *i-1*) name=i-2;; *) name=i-1;; esac; "
             f'while [ -e {waits} ]; do sleep 0.01; done; echo "{{\\"instances\\": [{{\\"instance\\": '
@@ -274,12 +275,12 @@ class TestCommand:
         runtime = RuntimeConfig(capacity="command", spot_workers=2, options=options)
         store.create_run("r", RunConfig(), {}, os.getpid())
 
-        def driver() -> CommandCapacity:
-            provider = build_capacity(runtime, FakeCluster(), file)
+        def driven(by: RunStore) -> CommandCapacity:
+            provider = build_capacity(runtime, FakeCluster(), by.folder("r"))
             assert isinstance(provider, CommandCapacity)
             return provider
 
-        displaced = driver()
+        displaced = driven(store)
         displaced.wanted(1, None)
         awaited(displaced, lambda: has_answered(displaced))
         waits.touch()
@@ -289,7 +290,7 @@ class TestCommand:
         taker_store = RunStore(store.home)
         taker_store.take_over(taker_store.run("r"))
         taker_store.resume_run("r", os.getpid())
-        taker, kept = driver(), file.read_bytes()
+        taker, kept = driven(taker_store), file.read_bytes()
         assert names(taker) == ["i-1"]
         waits.unlink()
         displaced.close()

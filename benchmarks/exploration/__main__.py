@@ -27,7 +27,15 @@ from collections.abc import Iterable
 from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, LARGE, TASKS, arm_config, plain_arms
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, add_curve_options, curve_name
 from benchmarks.exploration.summary import summarise
-from benchmarks.exploration.tuning import Tuned, choose, tuned_of, tuning_curves, tuning_settings
+from benchmarks.exploration.tuning import (
+    Tuned,
+    choose,
+    finalists,
+    first_curves,
+    tuned_of,
+    tuning_curves,
+    tuning_settings,
+)
 from benchmarks.report import finish, options
 from storage.home import Home
 
@@ -84,7 +92,10 @@ def main() -> None:
     if arguments.tuning:
         folder = Home.from_environment().ensure().path / "benchmarks" / "tuning-prompts"
         prompts = tuning_settings(TASKS[task].scorer, TASKS[task].preset, folder)
-        tried = CurveStore.of_call(f"tuning-{task}", arguments).curves(tuning_curves(task, prompts))
+        store, wanted = CurveStore.of_call(f"tuning-{task}", arguments), tuning_curves(task, prompts)
+        tried = store.curves(first_curves(wanted))
+        last = {arm: finalists(task, arm, tried) for arm in ARMS}
+        tried |= store.curves({key: want for key, want in wanted.items() if key[1] in last[key[0]]})
         print(json.dumps(choose(task, tried).figures))
         return
     tuned = None if arguments.quick else tuned_of(task, arguments)

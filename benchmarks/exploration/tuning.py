@@ -1,9 +1,11 @@
-"""What is chosen on tuning prompts, by one run seed that no figure is of: each arm's recipe, then an arm.
+"""Choose each arm's recipe, then an arm, on tuning prompts and by run seeds that no figure uses.
 
-Every arm is tried with every recipe of its objective (`arms.recipes_of`). Its best one has the largest mean
-gain over the evaluations after the first, which rewards learning early and learning long. The exploring arm
-of an objective is the one that takes the smallest part of the time in which its arm without exploration gets
-to 75 % of its gain. Arms with smaller iterations do more of them, in as much time.
+Every arm is tried with every recipe of its objective (`arms.recipes_of`) by one run seed, and its two best
+recipes by two more: one run seed is too few to choose by, and three for every recipe would triple the hours.
+The best recipe has the largest mean gain over the evaluations after the first, which rewards learning early
+and learning long. The exploring arm of an objective is the one that takes the smallest part of the time in
+which its arm without exploration gets to 75 % of its gain. Arms with smaller iterations do more of them, in
+as much time.
 
 Tuning prompts are cut from the training prompts: held-out ones are for figures alone.
 """
@@ -14,6 +16,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,11 @@ from storage.config.loading import load_config
 from storage.config.run_config import PromptsConfig
 from storage.prompts.files import resolve_prompt_path
 
-TUNING_SEED = 100
-"""The run seed; those of figures count from 0."""
+TUNING_SEEDS = (100, 101, 102)
+"""Run seeds: every recipe has the first one, finalists have all; those of figures count from 0."""
+
+FINALISTS = 2
+"""Recipes of an arm that have all run seeds."""
 
 TUNING_ITERATIONS, TUNING_EVERY = {"nft": 10, "grpo": 24, "awm": 24, "grpo-guard": 24, "dpo": 10}, 2
 """Iterations of a curve, by objective, and iterations between evaluations. In its first ten Flow-GRPO gains
@@ -97,35 +103,69 @@ class Tuned:
     figures: Mapping[str, Any]
 
 
-def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[tuple[str, Recipe], CurveWanted]:
-    """The curves that settings of a task are chosen by: every arm with every recipe of its objective."""
+Tried = tuple[str, Recipe, int]
+"""An arm, the recipe that it is tried with, and the run seed."""
+
+
+def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[Tried, CurveWanted]:
+    """The curves that settings of a task may be chosen by: of every arm, recipe and run seed."""
     wanted = {}
-    for arm in arms_of(task):
+    for arm, run_seed in product(arms_of(task), TUNING_SEEDS):
         times = ARMS[arm].every
         length, every = times * TUNING_ITERATIONS[ARMS[arm].objective], times * TUNING_EVERY
         for recipe in recipes_of(task, arm):
-            config = arm_config(task, arm, TUNING_SEED, recipe, prompts)
+            config = arm_config(task, arm, run_seed, recipe, prompts)
             # Their prompts are files in the home, and follow from the training ones.
             identity = config.model_copy(update={"prompts": PromptsConfig()})
             name = curve_name(arm, identity, "tuning", length, every)
-            wanted[arm, recipe] = CurveWanted(name, config, length, every)
+            wanted[arm, recipe, run_seed] = CurveWanted(name, config, length, every)
     return wanted
 
 
-def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
-    """Recipes and arms from the curves of `tuning_curves`; an arm that lacks one is not tuned."""
-    recipes, gains, best = {}, {}, {}
+def first_curves(wanted: Mapping[Tried, CurveWanted]) -> dict[Tried, CurveWanted]:
+    """Return the curves of the first run seed."""
+    return {tried: want for tried, want in wanted.items() if tried[2] == TUNING_SEEDS[0]}
+
+
+def finalists(task: str, arm: str, curves: Mapping[Tried, Curve]) -> list[Recipe]:
+    """Return an arm's best recipes by the first run seed, the best one first; none before all are tried."""
+    recipes = recipes_of(task, arm)
+    if any((arm, recipe, TUNING_SEEDS[0]) not in curves for recipe in recipes):
+        return []
+    ranked = sorted(recipes, key=lambda one: -mean_gain(task, arm, [curves[arm, one, TUNING_SEEDS[0]]]))
+    return ranked[:FINALISTS]
+
+
+def mean_gain(task: str, arm: str, curves: Sequence[Curve]) -> float:
+    """Return the mean gain of some curves of an arm over their evaluations after the first."""
+    measure = measure_of(arm_config(task, arm, 0))
+    return statistics.fmean(statistics.fmean(curve.gains(measure)[1:]) for curve in curves)
+
+
+def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
+    """Choose recipes and arms by the curves of `tuning_curves`; an arm that lacks a recipe's is not tuned.
+
+    A finalist counts with the run seeds that every finalist of its arm has.
+    """
+    recipes: dict[str, Recipe] = {}
+    tried: dict[str, list[dict[str, Any]]] = {}
+    best: dict[tuple[str, int], Curve] = {}
     for name in ARMS:
-        tried_with = recipes_of(task, name)
-        mine = {recipe: curves[name, recipe] for recipe in tried_with if (name, recipe) in curves}
-        if len(mine) < len(tried_with):
+        last = finalists(task, name, curves)
+        if not last:
             continue
-        measure = measure_of(arm_config(task, name, TUNING_SEED))
-        measured = {recipe: getattr(curve, measure) for recipe, curve in mine.items()}
-        mean = {recipe: statistics.fmean(found[1:]) - found[0] for recipe, found in measured.items()}
-        recipes[name] = recipe = max(mean, key=lambda one: mean[one])
-        gains[name], best[name, TUNING_SEED] = mean, mine[recipe]
-    configs = {name: arm_config(task, name, TUNING_SEED) for name in recipes}
+        seeds = [seed for seed in TUNING_SEEDS if all((name, one, seed) in curves for one in last)]
+        of_recipe = {one: [curves[name, one, seed] for seed in seeds] for one in last}
+        for one in recipes_of(task, name):
+            of_recipe.setdefault(one, [curves[name, one, TUNING_SEEDS[0]]])
+        gains = {one: mean_gain(task, name, members) for one, members in of_recipe.items()}
+        recipes[name] = recipe = max(last, key=lambda one: gains[one])
+        best |= {(name, seed): curves[name, recipe, seed] for seed in seeds}
+        tried[name] = [
+            {**vars(one), "run_seeds": len(of_recipe[one]), "mean_gain": round(gain, 4)}
+            for one, gain in gains.items()
+        ]
+    configs = {name: arm_config(task, name, 0) for name in recipes}
     arms = arm_curves(best, configs)
     # Of each exploring arm whose arm without exploration is tuned; 0 where it gains too little.
     ratios = {
@@ -144,11 +184,13 @@ def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
         name: {
             **vars(recipe),
             "time_ratio_75": ratios.get(name),
-            "tried": [{**vars(one), "mean_gain": round(mean, 4)} for one, mean in gains[name].items()],
+            "tried": tried[name],
         }
         for name, recipe in recipes.items()
     }
-    return Tuned(recipes, chosen, {"task": task, "run_seed": TUNING_SEED, "chosen": chosen, "arms": figures})
+    return Tuned(
+        recipes, chosen, {"task": task, "run_seeds": TUNING_SEEDS, "chosen": chosen, "arms": figures}
+    )
 
 
 def tuned_of(task: str, arguments: argparse.Namespace) -> Tuned | None:

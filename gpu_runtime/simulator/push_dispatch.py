@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 
-from gpu_runtime.scheduling.open_requests import Progress, WaitingRequests
-from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.pull_scheduler import Progress, PullScheduler, WaitingRequests
 from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 
 

@@ -16,7 +16,7 @@ from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.models.files.whole_weights import load_judge
 from gpu_runtime.prompt_sets.geneval import COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection
-from storage.errors import ModelError
+from storage.errors import ModelError, RewardError
 
 GREY = 0x99
 """Value of all channels where the crop shows something other than the object."""
@@ -86,6 +86,8 @@ class Clip:
 
 
 def _unit(vectors_BD: torch.Tensor) -> torch.Tensor:
+    if not vectors_BD.isfinite().all():  # max() would turn a NaN into a score of 0
+        raise RewardError("CLIP's vectors are not finite; download the model again, or judge on the CPU")
     return torch.nn.functional.normalize(vectors_BD, dim=-1)
 
 

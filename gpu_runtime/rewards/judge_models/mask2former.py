@@ -16,7 +16,7 @@ from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.models.files.whole_weights import load_judge
 from gpu_runtime.prompt_sets.geneval import CLASSES
 from gpu_runtime.rewards.geneval_rules import Detection
-from storage.errors import ModelError
+from storage.errors import ModelError, RewardError
 
 _OTHER_NAMES = {
     "mouse": "computer mouse", "remote": "tv remote", "keyboard": "computer keyboard",
@@ -113,7 +113,14 @@ def instances(
         mask_logits_Qhw: shape (queries, height, width), in the model's own resolution.
         over_picture: function that resizes one mask's logits to the picture's pixels, shape (H, W).
         least: confidence that an object must exceed.
+
+    Raises:
+        RewardError: if an output is not finite; comparisons would read it as an empty picture.
     """
+    if not (class_logits_QK.isfinite().all() and mask_logits_Qhw.isfinite().all()):
+        raise RewardError(
+            "the detector's outputs are not finite; download the model again, or judge on the CPU"
+        )
     probability_QK = class_logits_QK.softmax(-1)[:, :-1]
     top, pairs = probability_QK.flatten().topk(len(probability_QK))
     found: list[Instance] = []

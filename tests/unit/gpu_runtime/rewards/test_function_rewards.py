@@ -60,6 +60,9 @@ def beside(image, row):
 
 def too_many(image, prompt, row, more):
     return 0
+
+def inf(image, prompt):
+    return float("inf")
 """
 IMAGES = [np.full((4, 4, 3), level, np.uint8) for level in (0, 51, 255)]
 PROMPTS = [PromptRecord(0, "a"), PromptRecord(1, "bb"), PromptRecord(2, "cccc")]
@@ -114,8 +117,10 @@ def test_what_a_function_does_wrong_is_told_with_its_line(file: Path, name: str,
 
 
 @pytest.mark.parametrize("scale", ["identity", "sigmoid", [0, 10]])
-def test_nan_is_no_score_on_any_scale(file: Path, scale: object):
-    assert [score.error for score in scores(file, "nan", scale=scale)] == ["score nan is not in [0, 1]"] * 3
+@pytest.mark.parametrize("name", ["nan", "inf"])
+def test_nan_and_infinity_are_no_score_on_any_scale(file: Path, name: str, scale: object):
+    said = f"score {name} is not in [0, 1]"
+    assert [score.error for score in scores(file, name, scale=scale)] == [said] * 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from gpu_runtime.rewards.options import GenEvalOptions
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from storage.config.run_config import RewardConfig
-from storage.errors import ModelError
+from storage.errors import ModelError, RewardError
 from storage.prompts.files import PromptRecord
 from tests.tiny_judges import save_clip, save_detector
 
@@ -81,6 +81,22 @@ def test_what_the_outputs_say_by_hand():
     assert box == (0.0, 1.0, 2.0, 3.0)
     assert mask_HW.sum() == 4
     assert instances(class_logits_QK, mask_logits_Qhw, lambda mask_hw: mask_hw, 0.61) == []
+
+
+def test_models_that_overflow_judge_no_picture(judges: GenEvalOptions):
+    nothing_QK, mask_Qhw = torch.full((3, 3), np.nan), torch.zeros(3, 4, 4)
+    with pytest.raises(RewardError, match="detector's outputs are not finite"):
+        instances(nothing_QK, mask_Qhw, lambda mask_hw: mask_hw, 0.3)
+    scorer = build_scorer(RewardConfig(scorer="clip-score", options={"clip": judges.clip}))
+    prompt = PromptRecord(0, "a dog")
+    for part in ("visual_projection", "text_projection"):
+        weight = getattr(scorer, "_clip")._model.get_submodule(part).weight.data  # noqa: B009
+        kept = weight.clone()
+        weight[0, 0] = np.nan
+        with pytest.raises(RewardError, match="CLIP's vectors are not finite"):
+            scorer.score(PICTURE, prompt)
+        weight.copy_(kept)
+    assert 0 <= scorer.score(PICTURE, prompt).value <= 1
 
 
 def test_a_crop_shows_the_object_on_grey():

@@ -33,6 +33,9 @@ def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarra
     apply is excluded from that reward's mean and deviation and gets nothing from it: counting it as 0 would
     favour all other samples and pay the gate's own reward twice.
 
+    GDPO then divides by the deviation of the batch. With `algorithm.advantage_std = "group"`, a group in
+    which only one reward differs gets that reward's full strength, however small its weight.
+
     Args:
         term_KPG: K rewards of P groups of G, any float type; NaN where a reward does not apply.
 

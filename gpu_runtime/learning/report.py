@@ -13,8 +13,9 @@ class OffPolicyFigures:
         samples: number of samples that older weights drew.
         ratio_spread: root mean square of the logarithm of the probability ratio over stochastic steps; if
             sampling is an ODE, that of a denoising step's change relative to its length.
-        kl: estimated divergence of the new policy from the old one, per step and latent element: the mean of
-            r - 1 - log r (Schulman, *Approximating KL divergence*, 2020); 0 for an ODE.
+        kl: mean of r - 1 - log r, about half the mean square of log r, which Flow-GRPO's code calls
+            `approx_kl`; 0 for an ODE. As log r is a mean over latent elements, this is far below the
+            divergence per element, the mean of -log r, and only tells whether it grows.
         clip_share: share of these samples' steps without a gradient at the first update, because their
             ratio is outside the objective's clip range.
     """
@@ -37,7 +38,7 @@ class TrainingReport:
         off_policy: figures of those samples; None if there are none.
         ratio_mean: mean over the updates of the probability ratio of the policy to the one that drew the
             samples; 0 if no update was taken, or the objective has no ratio.
-        approx_kl: estimate of the divergence of the two, as in `OffPolicyFigures`.
+        approx_kl: mean of r - 1 - log r, as `OffPolicyFigures.kl`.
         pair_accuracy, pair_margin: means over the updates of `BatchTerms`; both 0 for objectives without
             pairs.
     """

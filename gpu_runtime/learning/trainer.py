@@ -44,8 +44,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 class MovingAverage:
     """A moving average: decay * average + (1 - decay) * weights, after every `interval` training steps.
 
-    The first steps use the smaller decay (1 + n) / (10 + n), as in diffusers, so the average soon forgets
-    the untrained weights.
+    The first updates use the smaller decay (1 + n) / (10 + n), so the average soon forgets the untrained
+    weights. n counts updates, as in diffusers; in Flow-GRPO's code it counts training steps.
 
     Args:
         decay: decay in [0, 1); 0 makes the average the weights at its last update.

@@ -1,7 +1,8 @@
 """GenEval's judgement (Ghosh et al., 2023) from detected objects.
 
-`exact` is GenEval's own verdict. `value` is the graded reward that Flow-GRPO trains on (arXiv
-2505.05470), kept within [0, 1] and with every component counted once.
+`exact` is GenEval's own verdict. `value` is a graded reward like Flow-GRPO's (arXiv 2505.05470), kept
+within [0, 1] and with every component counted once. There, a wrong number of objects also makes their
+colour and place 0; here these are judged by themselves, on the most certain objects.
 """
 
 from __future__ import annotations

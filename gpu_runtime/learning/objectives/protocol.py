@@ -54,7 +54,7 @@ class BatchTerms(NamedTuple):
         deviation: largest |ratio - 1| of stochastic steps of samples that are not stale; 0 at an
             iteration's first update, when the weights are those that drew them.
         ratio: probability ratios of the policy to the one that drew the samples; 0 for objectives without.
-        ratio_kl: estimates of the divergence of the two, r - 1 - log r.
+        ratio_kl: r - 1 - log r of these ratios.
         pair_accuracy: pairs in which the policy, relative to the reference, prefers the winner; indifference
             counts half; 0 for objectives without pairs.
         pair_margin: the size of that preference, in nats; 0 for objectives without pairs.

@@ -1,7 +1,8 @@
 """CLIP rewards: the cosine of picture and prompt, scaled and kept within [0, 1].
 
-`clip-score` rewards pictures that fit their prompt (CLIPScore, Hessel et al., 2021), and `pick-score` those
-that people prefer: PickScore (arXiv 2305.01569) is a CLIP trained on choices.
+`clip-score` rewards pictures that fit their prompt: CLIPScore (Hessel et al., 2021), without its prefix
+"A photo depicts". `pick-score` rewards those that people prefer: PickScore (arXiv 2305.01569) is a CLIP
+trained on choices.
 """
 
 from __future__ import annotations

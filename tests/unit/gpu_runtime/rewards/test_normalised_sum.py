@@ -52,10 +52,10 @@ def test_a_reward_compares_those_alone_for_which_it_counts():
     assert alone.tolist() == none.tolist() == [pytest.approx([0.8 * first, -0.8 * first])]
 
 
-def advantages(scores: list[Score]) -> list[float]:
+def advantages(scores: list[Score], std: str = "none") -> list[float]:
     run = TinyRun(tiny_config())
     wanted = [request(prompt, seed) for prompt in range(len(scores) // 2) for seed in range(2)]
-    config = RunConfig.model_validate({"algorithm": {"advantage_std": "none"}})
+    config = RunConfig.model_validate({"algorithm": {"advantage_std": std}})
     found, _ = training_samples(run.sampler.generate(wanted), scores, config.algorithm, "graded")
     return found.value_PG.flatten().tolist()
 
@@ -71,6 +71,13 @@ def test_terms_are_learned_from_in_place_of_the_value():
     plain = advantages([scored(*values, normalised=False) for values in pair])
     assert plain == pytest.approx([0.225, -0.225])
     assert advantages([scored(*values) for values in pair]) == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_only_the_batch_s_deviation_keeps_groups_apart_as_in_gdpo():
+    """Of a group in which one of two equal rewards differs, and one in which both do."""
+    one, both = [scored(0.0, 0.0), scored(1.0, 0.0)], [scored(0.0, 0.0), scored(1.0, 1.0)]
+    assert advantages([*one, *both], "batch") == pytest.approx(np.array([-1, 1, -2, 2]) / 2.5**0.5, rel=1e-3)
+    assert advantages([*one, *both], "group") == pytest.approx([-1, 1, -1, 1], rel=1e-3)
 
 
 def test_a_closed_gate_is_neither_gain_nor_loss():

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gpu_runtime.dispatch.devices import Weights
-from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
-from gpu_runtime.dispatch.kept_drafts import KeptDrafts
-from gpu_runtime.dispatch.training_window import TrainingWindow
+from gpu_runtime.dispatch.drafts import DraftLimits, DraftPhase, DraftTask, KeptDrafts, TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step

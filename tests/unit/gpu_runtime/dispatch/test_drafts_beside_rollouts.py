@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
+from gpu_runtime.dispatch.drafts import DraftLimits, DraftPhase, DraftTask, TrainingWindow
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.scheduling.history import HistoryLine, check_history

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
-from gpu_runtime.dispatch.training_window import TrainingWindow
+from gpu_runtime.dispatch.drafts import DraftLimits, DraftPhase, DraftTask, TrainingWindow
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.fidelity import preview_step
 from gpu_runtime.exploration.plan import SeedPlan

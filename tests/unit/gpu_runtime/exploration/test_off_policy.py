@@ -15,7 +15,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedSample
-from gpu_runtime.dispatch.kept_drafts import KeptDrafts
+from gpu_runtime.dispatch.drafts import KeptDrafts
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import Candidate, SeedPlan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_runtime.dispatch.training_window import TrainingWindow
+from gpu_runtime.dispatch.drafts import TrainingWindow
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.window import DraftGate, WindowForecast
 from gpu_runtime.scheduling.requests import WeightsVersion

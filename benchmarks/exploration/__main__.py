@@ -28,10 +28,10 @@ from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, LARGE, TASKS
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, add_curve_options, curve_name
 from benchmarks.exploration.summary import summarise
 from benchmarks.exploration.tuning import (
+    TUNING_SEED,
     Tuned,
     choose,
     finalists,
-    first_curves,
     tuned_of,
     tuning_curves,
     tuning_settings,
@@ -93,7 +93,7 @@ def main() -> None:
         folder = Home.from_environment().ensure().path / "benchmarks" / "tuning-prompts"
         prompts = tuning_settings(TASKS[task].scorer, TASKS[task].preset, folder)
         store, wanted = CurveStore.of_call(f"tuning-{task}", arguments), tuning_curves(task, prompts)
-        tried = store.curves(first_curves(wanted))
+        tried = store.curves({key: want for key, want in wanted.items() if key[2] == TUNING_SEED})
         last = {arm: finalists(task, arm, tried) for arm in ARMS}
         tried |= store.curves({key: want for key, want in wanted.items() if key[1] in last[key[0]]})
         print(json.dumps(choose(task, tried).figures))

@@ -1,11 +1,11 @@
 """Choose each arm's recipe, then an arm, on tuning prompts and by run seeds that no figure uses.
 
-Every arm is tried with every recipe of its objective (`arms.recipes_of`) by one run seed, and its two best
-recipes by two more: one run seed is too few to choose by, and three for every recipe would triple the hours.
-The best recipe has the largest mean gain over the evaluations after the first, which rewards learning early
-and learning long. The exploring arm of an objective is the one that takes the smallest part of the time in
-which its arm without exploration gets to 75 % of its gain. Arms with smaller iterations do more of them, in
-as much time.
+Every arm is tried with every recipe of its objective (`arms.recipes_of`) by one short curve. Its two best
+recipes are compared by two more run seeds, by curves as long as the reported ones: a rate that is ahead after
+ten iterations may unlearn in the next ten. The best recipe has the largest mean gain over the evaluations
+after the first, which rewards learning early and learning long. The exploring arm of an objective is the one
+that takes the smallest part of the time in which its arm without exploration gets to 75 % of its gain. Arms
+with smaller iterations do more of them, in as much time.
 
 Tuning prompts are cut from the training prompts: held-out ones are for figures alone.
 """
@@ -32,15 +32,15 @@ from storage.config.loading import load_config
 from storage.config.run_config import PromptsConfig
 from storage.prompts.files import resolve_prompt_path
 
-TUNING_SEEDS = (100, 101, 102)
-"""Run seeds: every recipe has the first one, finalists have all; those of figures count from 0."""
+TUNING_SEED, FINAL_SEEDS = 100, (101, 102)
+"""Run seeds of the short curves and of the long ones; those of figures count from 0."""
 
 FINALISTS = 2
-"""Recipes of an arm that have all run seeds."""
+"""Recipes of an arm that have long curves."""
 
 TUNING_ITERATIONS, TUNING_EVERY = {"nft": 10, "grpo": 24, "awm": 24, "grpo-guard": 24, "dpo": 10}, 2
-"""Iterations of a curve, by objective, and iterations between evaluations. In its first ten Flow-GRPO gains
-hardly more than an evaluation errs by."""
+"""Iterations of a short curve, by objective, and iterations between evaluations. In its first ten Flow-GRPO
+gains hardly more than an evaluation errs by."""
 
 TUNED_TASK = "ocr-graded"
 """Whose tuning serves a task that has none."""
@@ -110,9 +110,10 @@ Tried = tuple[str, Recipe, int]
 def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[Tried, CurveWanted]:
     """The curves that settings of a task may be chosen by: of every arm, recipe and run seed."""
     wanted = {}
-    for arm, run_seed in product(arms_of(task), TUNING_SEEDS):
-        times = ARMS[arm].every
-        length, every = times * TUNING_ITERATIONS[ARMS[arm].objective], times * TUNING_EVERY
+    for arm, run_seed in product(arms_of(task), (TUNING_SEED, *FINAL_SEEDS)):
+        spent, every = ARMS[arm], ARMS[arm].every * TUNING_EVERY
+        short = spent.every * TUNING_ITERATIONS[spent.objective]
+        length = short if run_seed == TUNING_SEED else spent.iterations
         for recipe in recipes_of(task, arm):
             config = arm_config(task, arm, run_seed, recipe, prompts)
             # Their prompts are files in the home, and follow from the training ones.
@@ -122,30 +123,26 @@ def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[Tried, CurveWa
     return wanted
 
 
-def first_curves(wanted: Mapping[Tried, CurveWanted]) -> dict[Tried, CurveWanted]:
-    """Return the curves of the first run seed."""
-    return {tried: want for tried, want in wanted.items() if tried[2] == TUNING_SEEDS[0]}
-
-
 def finalists(task: str, arm: str, curves: Mapping[Tried, Curve]) -> list[Recipe]:
-    """Return an arm's best recipes by the first run seed, the best one first; none before all are tried."""
+    """Return an arm's best recipes by short curves, the best one first; none before all are tried."""
     recipes = recipes_of(task, arm)
-    if any((arm, recipe, TUNING_SEEDS[0]) not in curves for recipe in recipes):
+    if any((arm, recipe, TUNING_SEED) not in curves for recipe in recipes):
         return []
-    ranked = sorted(recipes, key=lambda one: -mean_gain(task, arm, [curves[arm, one, TUNING_SEEDS[0]]]))
-    return ranked[:FINALISTS]
+    return sorted(recipes, key=lambda one: -_mean_gain(task, arm, [curves[arm, one, TUNING_SEED]]))[
+        :FINALISTS
+    ]
 
 
-def mean_gain(task: str, arm: str, curves: Sequence[Curve]) -> float:
-    """Return the mean gain of some curves of an arm over their evaluations after the first."""
+def _mean_gain(task: str, arm: str, curves: Sequence[Curve]) -> float:
     measure = measure_of(arm_config(task, arm, 0))
     return statistics.fmean(statistics.fmean(curve.gains(measure)[1:]) for curve in curves)
 
 
 def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
-    """Choose recipes and arms by the curves of `tuning_curves`; an arm that lacks a recipe's is not tuned.
+    """Choose recipes and arms by the curves of `tuning_curves`.
 
-    A finalist counts with the run seeds that every finalist of its arm has.
+    An arm without a short curve of every recipe is not tuned. One without the long curves of its finalists
+    has the better of them by short curves, and is compared with arms of as many curves only.
     """
     recipes: dict[str, Recipe] = {}
     tried: dict[str, list[dict[str, Any]]] = {}
@@ -154,16 +151,19 @@ def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
         last = finalists(task, name, curves)
         if not last:
             continue
-        seeds = [seed for seed in TUNING_SEEDS if all((name, one, seed) in curves for one in last)]
+        finals = [(name, one, seed) for one in last for seed in FINAL_SEEDS]
+        seeds = FINAL_SEEDS if all(key in curves for key in finals) else (TUNING_SEED,)
         of_recipe = {one: [curves[name, one, seed] for seed in seeds] for one in last}
-        for one in recipes_of(task, name):
-            of_recipe.setdefault(one, [curves[name, one, TUNING_SEEDS[0]]])
-        gains = {one: mean_gain(task, name, members) for one, members in of_recipe.items()}
+        gains = {one: _mean_gain(task, name, members) for one, members in of_recipe.items()}
         recipes[name] = recipe = max(last, key=lambda one: gains[one])
         best |= {(name, seed): curves[name, recipe, seed] for seed in seeds}
         tried[name] = [
-            {**vars(one), "run_seeds": len(of_recipe[one]), "mean_gain": round(gain, 4)}
-            for one, gain in gains.items()
+            {
+                **vars(one),
+                "mean_gain": round(_mean_gain(task, name, [curves[name, one, TUNING_SEED]]), 4),
+                **({"final_gain": round(gains[one], 4)} if one in gains and seeds == FINAL_SEEDS else {}),
+            }
+            for one in recipes_of(task, name)
         ]
     configs = {name: arm_config(task, name, 0) for name in recipes}
     arms = arm_curves(best, configs)
@@ -189,7 +189,9 @@ def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
         for name, recipe in recipes.items()
     }
     return Tuned(
-        recipes, chosen, {"task": task, "run_seeds": TUNING_SEEDS, "chosen": chosen, "arms": figures}
+        recipes,
+        chosen,
+        {"task": task, "run_seeds": [TUNING_SEED, *FINAL_SEEDS], "chosen": chosen, "arms": figures},
     )
 
 

@@ -21,12 +21,12 @@ from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
 from benchmarks.exploration.summary import ArmCurves, gains_at_equal, ratio, summarise
 from benchmarks.exploration.tuning import (
+    FINAL_SEEDS,
     HELD_OUT,
     SUBJECTS,
-    TUNING_SEEDS,
+    TUNING_SEED,
     choose,
     finalists,
-    first_curves,
     tuning_curves,
     tuning_settings,
     tuning_split,
@@ -341,21 +341,28 @@ def test_the_recipe_of_each_arm_and_the_arm_of_each_objective_are_chosen_on_tuni
     assert choose("ocr-graded", {}).chosen == {}
 
 
-def test_only_the_two_best_recipes_of_the_first_run_seed_are_compared_by_the_others():
+def test_long_curves_choose_between_the_two_recipes_that_are_best_by_short_ones():
     first, second, third = RECIPES["nft"][:3]
-    rates = {first: (0.03, 0.01, 0.01), second: (0.02, 0.02, 0.03), third: (0.01, 0.9, 0.9)}
+    short = {first: 0.03, second: 0.02, third: 0.01}
+    long = {first: 0.01, second: 0.02, third: 0.9}
     curves = {
-        (name, recipe, seed): made([0.1 + rates.get(recipe, (0, 0, 0))[place] * step for step in range(6)])
+        (name, recipe, seed): made([0.1 + rates.get(recipe, 0) * step for step in range(6)])
         for name, recipe, seed in tuning_curves("ocr-graded")
-        for place in [TUNING_SEEDS.index(seed)]
+        for rates in [short if seed == TUNING_SEED else long]
     }
     assert finalists("ocr-graded", "plain_nft_shared", curves) == [first, second]
-    assert choose("ocr-graded", curves).recipes["plain_nft_shared"] == second
-    some = {key: curve for key, curve in curves.items() if key[1:] != (second, TUNING_SEEDS[2])}
-    tuned = choose("ocr-graded", some)
-    assert tuned.recipes["plain_nft_shared"] == first, "by the run seeds that both have"
+    tuned = choose("ocr-graded", curves)
+    assert tuned.recipes["plain_nft_shared"] == second
     tried = tuned.figures["arms"]["plain_nft_shared"]["tried"]
-    assert [one["run_seeds"] for one in tried] == [2, 2, *[1] * (len(tried) - 2)]
+    assert [one.get("final_gain") for one in tried[:3]] == [0.03, 0.06, None]
+    some = {key: curve for key, curve in curves.items() if key[1:] != (second, FINAL_SEEDS[1])}
+    assert choose("ocr-graded", some).recipes["plain_nft_shared"] == first, "not all long curves are made"
+
+
+def test_finalists_run_as_long_as_reported_curves():
+    lengths = {(arm, seed): want.iterations for (arm, _, seed), want in tuning_curves("ocr-graded").items()}
+    assert lengths["plain_nft_shared", TUNING_SEED] == 10
+    assert {lengths[arm, seed] - ARMS[arm].iterations for arm, seed in lengths if seed in FINAL_SEEDS} == {0}
 
 
 def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, monkeypatch, capsys):
@@ -413,7 +420,7 @@ def test_no_subject_is_on_both_sides_and_every_line_on_one():
 def test_tuning_sees_training_prompts_alone_and_judges_by_what_it_does_not_train_on(task, tmp_path):
     scorer, preset = TASKS[task].scorer, TASKS[task].preset
     settings = tuning_settings(scorer, preset, tmp_path)
-    config = arm_config(task, "stale_32", TUNING_SEEDS[0], prompts=settings)
+    config = arm_config(task, "stale_32", TUNING_SEED, prompts=settings)
     train, held = lines_of(config.prompts.train), lines_of(config.prompts.evaluate)
     assert len(held) >= HELD_OUT == config.evaluation.prompts and len(train) >= 2 * len(held)
     subject = SUBJECTS[scorer]
@@ -425,7 +432,7 @@ def test_tuning_sees_training_prompts_alone_and_judges_by_what_it_does_not_train
     assert all(want.config.prompts == config.prompts for want in wanted.values())
     # Wherever the files lie, their curves are found again, and never taken for reported ones.
     assert [want.name for want in wanted.values()] == [want.name for want in tuning_curves(task).values()]
-    assert min(TUNING_SEEDS) > max(seed for _, seed in reported_curves(task, ["stale_32"], 8))
+    assert min(TUNING_SEED, *FINAL_SEEDS) > max(seed for _, seed in reported_curves(task, ["stale_32"], 8))
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
@@ -442,7 +449,9 @@ def test_the_kept_curves_are_those_that_the_arms_of_today_ask_for():
     """A change of a preset or an arm leaves curves that no command finds, and claims without a source."""
     kept = {path.stem: path for path in (RESULTS / "curves" / "tuning-ocr-graded").rglob("*.json")}
     wanted = tuning_curves("ocr-graded")
-    nft = {want.name for key, want in first_curves(wanted).items() if ARMS[key[0]].objective == "nft"}
+    nft = {
+        want.name for key, want in wanted.items() if ARMS[key[0]].objective == "nft" and key[2] == TUNING_SEED
+    }
     assert nft <= kept.keys() <= {want.name for want in wanted.values()}, "other arms' are not all made"
     curves = {
         key: Curve(**json.loads(kept[want.name].read_text()))

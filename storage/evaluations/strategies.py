@@ -42,7 +42,7 @@ AMOUNTS: Mapping[str, Amount] = {
     "iterations": Amount("iterations", "{:,.0f}"),
     "samples": Amount("trained samples", "{:,.0f}"),
     "device_s": Amount("paid device time", "{:,.0f} s"),
-    "usd": Amount("dollars", "${:.3g}"),
+    "usd": Amount("dollars", "${:,.2f}"),
 }
 
 _PROMPTS, _SEEDS = "95 % t interval over held-out prompts", "95 % t interval over run seeds"

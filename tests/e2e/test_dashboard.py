@@ -43,7 +43,7 @@ def test_a_finished_run(recorded: None):
     shown = figures(page)
     assert shown["Score now"] == "0.837"
     assert shown["Iterations"] == "40 of 40"
-    assert shown["Wall-clock"] == "12.8 min"
+    assert shown["Time at work"] == "12.8 min"
     # 40 iterations of 18 s and 5 evaluations of 9 s, on one reserved and two spot devices.
     assert shown["Cost so far"] == f"${(40 * 18 + 5 * 9) * (10.98 + 2 * 2.51) / 3600:.2f}"
     assert shown["Spot share"] == "67 %"
@@ -87,6 +87,9 @@ def test_a_live_run_moves_on_and_ends(store: RunStore):
     page.run()
     assert "Score before training: 0.38" in sentences(page)
     assert figures(page)["Iterations"] == "1 of 40"
+    assert [tile.delta for tile in page.metric[:2]] == ["before training"] * 2, "nothing to compare with yet"
+    assert len(page.get("plotly_chart")) == 1 + 4, "score and learning: no change of the images' quality yet"
+    assert "Image quality" not in [part.value for part in page.subheader]
     assert not any("Nothing is recorded yet" in str(chart.proto) for chart in page.get("plotly_chart"))
     assert ":blue-badge[running]" in page.header[0].value
     store.commit_evaluation(evaluation_record("live", 10, begin + 27))

@@ -60,6 +60,7 @@ def test_an_evaluation_is_shown_by_tag_and_image_by_image(store: RunStore):
     rows = by_tag.set_index("tag")
     assert rows.loc["all prompts", ["prompts", "score"]].tolist() == [3, pytest.approx(2 / 3)]
     assert rows.loc["signs", "score"] == 0.5
+    assert rows.index.tolist() == ["no tag", "signs", "mean of the tags", "all prompts"]
     assert (
         rows.loc["all prompts", "score low (95 %)"] <= 2 / 3 <= rows.loc["all prompts", "score high (95 %)"]
     )

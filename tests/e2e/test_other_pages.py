@@ -115,7 +115,7 @@ def test_runs_are_compared(store: RunStore):
     titles = ["Over iterations", "Cost so far"]
     assert all(title in chart for title, chart in zip(titles, charts(page), strict=True))
     page.segmented_control("compared_axis").select("Time").run()
-    assert "Over wall-clock" in charts(page)[0]
+    assert "Over time at work" in charts(page)[0]
     reached = page.dataframe[1].value.set_index("run")
     assert not reached["after iterations"].str.contains("not reached").any()
     page.number_input[0].set_value(1.0).run()

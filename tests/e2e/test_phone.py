@@ -90,7 +90,7 @@ def test_the_pages_without_a_run_fit_on_a_telephone(new_page: NewPage, tmp_path:
 
 @pytest.mark.slow
 def test_a_wide_window_shows_the_name_once(new_page: NewPage, url: str):
-    with new_page() as page:
+    with new_page(width=1280) as page:
         open_page(page, f"{url}/cost?run=glyphs-1", "Download the figures", 4)
         assert not page.locator(".sl-page-name").is_visible()
         assert overprinted(page) == []

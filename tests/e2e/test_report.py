@@ -19,7 +19,7 @@ PLOTS = 23  # of the run `explored`
 TWO_IN_A_ROW_FROM_PX = 1280
 BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(14, 17, 23)"}
 MARGIN_PT = 12 / 25.4 * 72  # 12 mm
-PAPER_TITLES = ["Over iterations", "Over wall-clock", "Over cost", "Over iterations"]
+PAPER_TITLES = ["Over iterations", "Over time at work", "Over cost", "Over iterations"]
 """A line of the text each: plots that stand beside or over each other share their lines."""
 _BOXES = """[...document.querySelectorAll(".js-plotly-plot")].map(plot => {
     const place = plot.getBoundingClientRect(), drawn = plot.querySelector(".main-svg");

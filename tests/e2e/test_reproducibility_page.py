@@ -43,6 +43,7 @@ def test_the_newest_of_each_series_is_on_top_and_a_drift_is_red(store: RunStore)
         "drifted", "bit-identical", "reference recorded", "bit-identical",
     ]  # fmt: skip
     assert differences.to_dict("records") == [seed]
+    assert page.dataframe[0].proto.columns.count('"%.4f"') == 5, "scores, difference and interval"
 
 
 def test_markup_in_a_name_is_shown_and_not_run(store: RunStore):

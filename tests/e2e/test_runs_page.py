@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ from tests.dashboard_page import opened_page, pictures, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_seeds import explored
 from tests.tampering import set_run
-from ui.pages.runs.data import first_compared, load_table, of_one_scale
+from ui.pages.runs.data import first_compared, load_table, of_one_scale, paid_chart
 from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -65,6 +66,12 @@ def test_the_table_says_what_was_trained_and_runs_of_one_task_are_compared_and_f
     page.text_input("run_words").input("no such").run()
     assert not page.exception
     assert "No run matches" in "\n".join(caption.value for caption in page.caption)
+
+
+def test_dollars_that_were_paid_need_no_column_of_prices_and_no_fraction_of_a_cent(recorded: None):
+    table = opened_page("runs").dataframe[0]
+    assert "prices" not in table.value and "exact now" in table.value
+    assert '"$%.2f"' in table.proto.columns
 
 
 def test_runs_of_checks_are_left_out_marked_and_found(store: RunStore):
@@ -228,6 +235,19 @@ def test_the_time_to_a_score_begins_with_training(store: RunStore):
     assert row["paid for it"] == f"${189 * (10.98 + 2 * 2.51) / 3600:.2f} (modelled)"
     page.number_input[0].set_value(0.1).run()
     assert page.dataframe[1].value["after iterations"].tolist() == ["before training"]
+
+
+def test_names_of_runs_leave_room_for_the_bars_of_their_cost():
+    names = ["smoke-20261201-030610-b715", "short"]
+    table = pd.DataFrame({"run_id": names, "modelled": [True, False], "usd": [1.0, 2.0]})
+    mixed: Any = paid_chart(table).layout
+    assert mixed.yaxis.ticktext == ("smoke-2…030610-b715 (modelled)", "short")
+    assert mixed.yaxis.tickvals == (f"{names[0]} (modelled)", "short"), (
+        "whole names keep two runs' bars apart"
+    )
+    alike: Any = paid_chart(table.assign(modelled=True)).layout
+    assert alike.yaxis.ticktext == ("smoke-2…030610-b715", "short")
+    assert alike.xaxis.title.text == "US dollars (modelled)"
 
 
 def test_no_more_runs_are_compared_at_first_than_fit():

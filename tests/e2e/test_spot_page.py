@@ -58,7 +58,7 @@ def test_a_finished_run_that_explored(store: RunStore):
     assert shown["Paid device time"] == "5.4 min"
     assert shown["Devices lost"] == "1"
     assert below(page, "Devices lost") == "cut at most 5.0 s"
-    assert shown["Repeated work"] == "0.0 s"
+    assert shown["Discarded work"] == "0.0 s"
     assert shown["Goodput"] == "0.596/s"
     assert shown["Unaccounted"] == "0 %"
     assert list(charts(page)) == ["What every device did", "Use of spot", "Use of reserved"]
@@ -172,7 +172,7 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
     store.discard_after("r", 1)
     store.commit_iteration(with_joined(exploring(iteration_record("r", 2, START + 9000))))
     page = opened_page("spot")
-    assert figures(page)["Repeated work"] == "54.0 s"
+    assert figures(page)["Discarded work"] == "54.0 s"
     assert not page.error, "a break is not paid for"
     assert "discarded" in gantt(page)
     assert "dash" in gantt(page)

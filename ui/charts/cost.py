@@ -85,8 +85,7 @@ def bill_charts(view: RunView, ledger: Ledger) -> list[go.Figure]:
     The last is left out if there is nothing to compare.
     """
     compared, bill = on_demand_cost(ledger, view.is_modelled), bill_entries(ledger)
-    recorded = set(bill["phase"])
-    phases = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
+    phases = {phase: name for phase, name in _PHASE_NAMES.items() if phase in set(bill["phase"])}
     so_far = go.Figure()
     for market, colour in MARKET_COLOURS.items():
         paid = view.cost[f"{market}_usd"]

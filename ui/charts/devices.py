@@ -29,8 +29,6 @@ _BREAK_S = 30.0  # without any device at work; shorter ones stay visible
 _MOST_BORDERS = 14  # numbered lines at ends of iterations; more would not fit, so some are left out
 _ROW_PX = 26
 _AROUND_PX = 220  # above and below the rows: the title, the numbers of iterations, the axis, a legend in rows
-
-
 _MOST_EVENTS = 300
 _MOST_GROUPS = 1000
 

@@ -44,7 +44,7 @@ def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[s
         return "Over iterations", "Iteration"
     if over == "usd":
         return "Over cost", dollars(modelled) if modelled else "US dollars paid"
-    return "Over wall-clock", f"Wall-clock ({time_unit(longest_s)[1]})"
+    return "Over time at work", f"Time at work ({time_unit(longest_s)[1]})"
 
 
 def laid_out(figure: go.Figure, title: str, bottom: str, left: str, **own: Any) -> go.Figure:

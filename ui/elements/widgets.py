@@ -13,9 +13,8 @@ from streamlit.delta_generator import DeltaGenerator
 
 from storage.text import file_stem
 
-TILE_PX = 189
-"""Width of a tile: six in a row of a window 1,400 wide; `ui/server/narrow.css` sets two in a narrow one's."""
-
+TILE_PX = 186
+"""Width of a tile: six in a row of a window 1,280 wide; `ui/server/narrow.css` sets two in a narrow one's."""
 
 PLOT_SETTINGS = {
     "displaylogo": False,

@@ -130,8 +130,9 @@ def _images(report: Report, connection: RecordConnection, view: RunView) -> None
 def _quality(report: Report, view: RunView, quality: QualityView) -> None:
     if not quality.figures:
         return
-    report.section("Image quality")
-    report.charts([*convergence.quality_charts(quality), *convergence.part_charts(view, quality)])
+    if charts := [*convergence.quality_charts(quality), *convergence.part_charts(view, quality)]:
+        report.section("Image quality")
+        report.charts(charts)
     if quality.verdict is not None:
         table = convergence.quality_table(quality.verdict)
         report.table(table)

@@ -48,9 +48,11 @@ if login_needed():
 if passes_login():
     # Streamlit's own button "Stop" ends the drawing of a page; on the page of a run it reads as the run's.
     # A tile's title wraps: cut off, it would lose its badge.
+    # The page begins below the bar and is nearly as wide as the window, so that the first screen holds more.
     st.html(
         '<style>[data-testid="stStatusWidget"] button {display: none;} '
-        '[data-testid="stMetricLabel"] * {white-space: normal !important;}</style>'
+        '[data-testid="stMetricLabel"] * {white-space: normal !important;} @media (min-width: 768px) {'
+        '[data-testid="stMainBlockContainer"] {padding: 4.75rem 2rem 2rem !important;}}</style>'
     )
     # On top, because the tiles of a page need the width that a side bar would take.
     page = st.navigation(_PAGES, position="top")

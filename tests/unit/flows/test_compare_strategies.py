@@ -111,7 +111,7 @@ def test_scores_are_compared_at_equal_amounts(store: RunStore):
         "off_policy: scores clearly higher than plain at equal iterations, paid device time and dollars; "
         "no clear difference from plain at equal trained samples."
     )
-    assert "at equal dollars ($6 (modelled)): +0.133" in figures[3]
+    assert "at equal dollars ($6.00 (modelled)): +0.133" in figures[3]
     # A run that was cut off and resumed pays for repeated work and for a start: no strategy's fault.
     store.discard_after("with", 4)
     for iteration in (5, 6):

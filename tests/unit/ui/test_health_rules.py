@@ -75,7 +75,8 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     assert finding.level == "warning"
     assert (
         finding.text
-        == "Spot idle 41 % of its paid time: 41.0 s, $0.41: the window is longer than exploration."
+        == "Spot devices were idle for 41 % of their paid time: 41.0 s, $0.41: the window is longer than "
+        "exploration."
     )
     # 20 s of drafts and 41 s of nothing: 61 / 20 as many.
     assert finding.advice == "Raise `exploration.candidates` from 48 to 147."
@@ -127,8 +128,10 @@ def test_loading_and_repeated_work():
 
 def test_the_work_that_was_lost_with_devices():
     loss = Loss("spot-0", "spot", 1, 0.0, "rollout", 3.0, "gone")
-    few = ledger(("spot", "rollout", 150.0), losses=(loss,))
-    assert found(rules.losses, view(), few).level == "passed"
+    few = found(rules.losses, view(), ledger(("spot", "rollout", 150.0), losses=(loss,)))
+    assert (few.level, few.text) == (
+        "passed", "Devices lost: 1, with at most 3.0 s of work, 2.0 % of the paid spot time."
+    )  # fmt: skip
     many = ledger(("spot", "rollout", 149.0), losses=(loss,))
     finding = found(rules.losses, view(), many)
     assert (finding.level, "`runtime.commit_steps` to 1 (now 0" in finding.advice) == ("warning", True)
@@ -150,7 +153,7 @@ def test_devices_that_never_joined_and_those_that_came_late():
 
     assert found(rules.starts, view(), joined()).level == "passed"
     late = found(rules.starts, view(), joined(failed_starts=3))
-    assert late.level == "warning" and "3 workers ended while loading" in late.text
+    assert late.level == "warning" and "workers that ended while loading: 3" in late.text
     absent = UnjoinedDevice("spot-0", 0, "no spot instance had room for it")
     assert found(rules.starts, view(), joined(unjoined=(absent,))).level == "warning"
     broken = UnjoinedDevice("spot-1", 4, "no model folder /x")
@@ -163,7 +166,7 @@ def test_jumps_of_the_clock():
     calm = ledger(("spot", "idle", 1.0))
     assert found(rules.clock, view(), calm).level == "passed"
     finding = found(rules.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x")))
-    assert (finding.level, finding.text) == ("warning", "2 jumps, the latest: moved by +60 s.")
+    assert (finding.level, finding.text) == ("warning", "Jumps: 2; the latest: moved by +60 s.")
 
 
 CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = (Change(mean, 0.05, 96, 0.3, 0.3 + mean) for mean in (0.3, -0.2, 0.01))
@@ -204,6 +207,7 @@ def test_groups_without_variance(dropped: float, level: str):
     run = view({"groups": [16.0] * 3, "groups_dropped": [dropped] * 3, "reward_mean": [0.9] * 3})
     finding = found(rules.zero_variance, run)
     assert finding.level == level
+    assert "(mean of up to 20 iterations)" in finding.text, "the page Convergence shows the latest one"
     if level != "passed":
         assert "too easy" in finding.advice, "exploration gained least where most images are right"
         usual = view({"groups": [16.0], "groups_dropped": [dropped], "reward_mean": [0.5]})

@@ -143,11 +143,11 @@ _TITLES: dict[Group, str] = {  # the second judge is drawn beside the score
 
 
 def quality_charts(quality: QualityView) -> list[go.Figure]:
-    """Return a chart of the change since before training for each group of measured figures."""
+    """Return a chart of the change since before training for each group of figures, if there is one."""
     figures = []
     for group, title in _TITLES.items():
         names = [name for name in quality.figures if QUALITY[name].group == group]
-        if not names:
+        if not names or quality.verdict is None:
             continue
         figure = go.Figure()
         for place, name in enumerate(names):

@@ -36,15 +36,14 @@ def _show_convergence(view: RunView) -> None:
             note = "The untouched model's images; the next evaluation adds the trained model's beside them."
             st.caption(note)
         st.html(gallery_html(with_verdicts(images, view.gives_verdict), sources_of(view, images)))
-    if quality.figures:
+    if quality.verdict is not None and quality.figures:
         st.subheader("Image quality")
         with st.container(key="pairs-quality"):
             show_in_pairs(charts.quality_charts(quality), "quality")
-        if quality.verdict is not None:
-            show_frame(charts.quality_table(quality.verdict), "%.4f")
+        show_frame(charts.quality_table(quality.verdict), "%.4f")
         st.caption("Held-out images against the untouched model's, with the same prompts and seeds.")
-        with st.container(key="pairs-part"):
-            show_in_pairs(charts.part_charts(view, quality), "part")
+    with st.container(key="pairs-part"):
+        show_in_pairs(charts.part_charts(view, quality), "part")
     st.subheader("Is training healthy?")
     show_health(view)
     with st.container(key="pairs-learning"):  # a name for `narrow.css`

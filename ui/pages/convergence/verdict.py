@@ -55,9 +55,7 @@ def show_verdict(view: RunView) -> None:
 
 def show_figures(view: RunView) -> None:
     """Show the big figures in a row; without exact matches if the reward gives no verdict."""
-    done = len(view.metrics)
-    planned = view.planned_iterations
-    total_usd = view.paid_usd
+    done, planned, total_usd = len(view.metrics), view.planned_iterations, view.paid_usd
     spot_s, reserved_s = view.paid("spot_device_s"), view.paid("reserved_device_s")
     row = st.container(horizontal=True)
     _show_measure(row, view, "score", "Score now")
@@ -66,9 +64,9 @@ def show_figures(view: RunView) -> None:
     show_tiles(
         ("Iterations", f"{done} of {planned}" if planned else str(done),
          percent(done / planned) if planned else None),
-        ("Wall-clock", short_duration(view.elapsed_s),
+        ("Time at work", short_duration(view.elapsed_s),
          f"{short_duration(view.elapsed_s / done)} an iteration" if done else None,
-         "Time at work, with evaluations; pauses between a kill and a resume do not count."),
+         "With evaluations; pauses between a kill and a resume do not count."),
         ("Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
          "Every second of every device, including idle ones, at the prices in the run's settings."),
         ("Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
@@ -87,7 +85,8 @@ def _show_measure(row: DeltaGenerator, view: RunView, name: str, title: str) -> 
     as_text = percent if name == "exact" else "{:.3f}".format
     row.metric(
         title, as_text(now),
-        f"{now - before:+.3f} from {before:.3f}" if name == "score"
+        "before training" if len(values) == 1
+        else f"{now - before:+.3f} from {before:.3f}" if name == "score"
         else f"{100 * (now - before):+.0f} from {percent(before)}",
         delta_color="normal" if now != before else "off",
         delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX, height="stretch",

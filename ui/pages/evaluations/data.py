@@ -77,7 +77,7 @@ load_difference = st.cache_data(ttl=3600, max_entries=16, show_spinner=False)(co
 
 def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
     """Return figures of `storage.evaluations.figures`, of scores or differences, by tag and overall."""
-    rows = by_tag_and_overall(figures)
+    rows = {tag or "no tag": row for tag, row in by_tag_and_overall(figures).items()}
     columns: dict[str, list[Any]] = {"tag": list(rows), "prompts": [row["prompts"] for row in rows.values()]}
     for name in ("score", "exact"):
         if name in figures:

@@ -27,6 +27,7 @@ _CUT = 0.02  # of the paid spot time
 _MOST_CANDIDATES = 4096
 _MOST_NAMED = 4  # devices
 _NO_ITERATION = "No iteration is done yet."
+_LATEST = f"mean of up to {RECENT} iterations"
 _NO_TIME = "No device time is recorded yet."
 
 
@@ -91,7 +92,7 @@ def zero_variance(evidence: Evidence) -> Judgement:
         )
     else:
         advice = "Raise `exploration.candidates` or `exploration.prompts` to choose among more."
-    text = f"{percent(share)} of the prompts gave no signal: all their samples scored the same."
+    text = f"{percent(share)} of the prompts gave no signal ({_LATEST}): all their samples scored the same."
     return judged(share <= _NO_VARIANCE[0], text, advice, "problem" if share > _NO_VARIANCE[1] else "warning")
 
 
@@ -161,7 +162,7 @@ def clipping(evidence: Evidence) -> Judgement:
     if not values.size:
         return "unknown", _NO_ITERATION
     share = float(values.mean())
-    text = f"The clip range cuts off {percent(share)} of the trained denoising steps."
+    text = f"The clip range cuts off {percent(share)} of the trained denoising steps ({_LATEST})."
     rate = evidence.view.number("optimizer", "learning_rate")
     to = "" if rate is None else f" from {rate:g} to {rate / 2:g}"
     return judged(share <= _CLIPPED, text, f"Lower `optimizer.learning_rate`{to}.", "problem")
@@ -220,7 +221,7 @@ def spot_idle(evidence: Evidence) -> Judgement:
         return "unknown", "This run has no spot worker."
     spent = evidence.ledger.spent(market="spot", state="idle")
     paid = f"{short_duration(spent.device_s)}, {evidence.money(spent.usd)}"
-    text = f"Spot idle {percent(idle)} of its paid time: {paid}"
+    text = f"Spot devices were idle for {percent(idle)} of their paid time: {paid}"
     if idle <= _IDLE:
         return "passed", f"{text}."
     if not evidence.view.drafts_while_training:
@@ -248,7 +249,7 @@ def reserved_idle(evidence: Evidence) -> Judgement:
     idle = evidence.ledger.spent(market="reserved", state="idle")
     share = idle.device_s / whole.device_s
     return judged(
-        share <= _IDLE, f"Reserved idle {percent(share)} of its paid time: {evidence.money(idle.usd)}.",
+        share <= _IDLE, f"Idle for {percent(share)} of their paid time: {evidence.money(idle.usd)}.",
         "The time line of the page Spot shows what they wait for. If it is scoring, raise "
         f"`runtime.scorer_workers`{evidence.now('runtime', 'scorer_workers')}; if it is the end of the "
         "rollout, add spot workers.",
@@ -294,7 +295,7 @@ def repeated_work(evidence: Evidence) -> Judgement:
     advice = "The events on the page Convergence show what ended the run; fix that first."
     if every is not None and every > 1:
         advice = f"Save more often: lower `checkpoint.every` (now {every:.0f}) to 1."
-    text = f"{percent(share)} of the paid time went into discarded work: {evidence.money(lost.usd)}."
+    text = f"{percent(share)} of the paid time was discarded: {evidence.money(lost.usd)}."
     return judged(share <= _LOST, text, advice)
 
 
@@ -309,7 +310,7 @@ def losses(evidence: Evidence) -> Judgement:
     now = f"now {steps:.0f}" if steps else "now 0: at least a second of work between two saves"
     return judged(
         cut_s / spot_s <= _CUT,
-        f"{len(ledger.losses)} devices were lost, with at most {short_duration(cut_s)} of work, "
+        f"Devices lost: {len(ledger.losses)}, with at most {short_duration(cut_s)} of work, "
         f"{percent(cut_s / spot_s)} of the paid spot time.",
         f"Save unfinished samples more often: set `runtime.commit_steps` to 1 ({now}).",
     )
@@ -346,7 +347,7 @@ def starts(evidence: Evidence) -> Judgement:
         advice = "Add instances, or lower `runtime.spot_workers`; see docs/how-to/ray-cluster.md on labels."
         return "warning", text, advice
     if ledger.failed_starts:
-        text = f"All devices joined, but {ledger.failed_starts} workers ended while loading."
+        text = f"All devices joined; workers that ended while loading: {ledger.failed_starts}."
         return "warning", text, "The events on the page Convergence give the reasons."
     return "passed", "All devices joined, and none ended while loading."
 
@@ -362,7 +363,7 @@ def clock(evidence: Evidence) -> Judgement:
         "Durations and costs are right; times of day in this run's records ignore the jump. Let a time "
         "service such as chrony slew the clock."
     )
-    return "warning", f"{len(jumps)} jumps, the latest: {jumps[0]}.", advice
+    return "warning", f"Jumps: {len(jumps)}; the latest: {jumps[0]}.", advice
 
 
 RULES: dict[Rule, str] = {
@@ -381,7 +382,7 @@ RULES: dict[Rule, str] = {
     loading: "Loading weights",
     starts: "Devices that join",
     losses: "Lost devices",
-    repeated_work: "Repeated work",
+    repeated_work: "Discarded work",
     accounts: "The bill",
     clock: "The machine's clock",
 }

@@ -13,6 +13,7 @@ from storage.record.run_store import RunStore
 from ui.data.run import CACHE_S
 from ui.elements.formatting import duration, moment, plain_markdown
 from ui.elements.run_page import errors_shown
+from ui.elements.widgets import show_frame
 
 _WORDS = {
     "recorded": "reference recorded", "identical": "bit-identical", "within": "within the interval",
@@ -61,7 +62,7 @@ def _show() -> None:
             "run": rows["run_id"],
         }
     )
-    st.dataframe(shown, hide_index=True)
+    show_frame(shown, "%.4f")
     differing = rows[rows["differences"] != "[]"]
     if differing.empty:
         return
@@ -73,7 +74,7 @@ def _show() -> None:
     }
     chosen = st.selectbox("Reproduction", list(labels), format_func=labels.__getitem__)
     found = differing.loc[differing["reproduction_id"] == chosen, "differences"].iloc[0]
-    st.dataframe(pd.DataFrame(json.loads(found), columns=["kind", "what", "was", "is"]), hide_index=True)
+    show_frame(pd.DataFrame(json.loads(found), columns=["kind", "what", "was", "is"]))
 
 
 _show()

@@ -245,15 +245,19 @@ def comparison_chart(
 
 def paid_chart(table: pd.DataFrame) -> go.Figure:
     """Return a chart of the cost of each run so far, in the order of the legend."""
-    names = [_named(run_id, own) for run_id, own in zip(table["run_id"], table["modelled"], strict=True)]
+    runs, whole = [*zip(table["run_id"], table["modelled"], strict=True)], bool(table["modelled"].all())
+    names = [_named(run_id, own) for run_id, own in runs]
+    # Long names would leave no room for the bars. If all dollars are modelled, the axis says so.
+    short = [run_id if len(run_id) <= 20 else f"{run_id[:7]}…{run_id[-11:]}" for run_id, _ in runs]
+    ticks = [_named(name, own and not whole) for name, (_, own) in zip(short, runs, strict=True)]
     figure = go.Figure()
     figure.add_bar(
         y=names, x=table["usd"], orientation="h",
-        marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="$%{x:.4g}<extra></extra>",
+        marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="%{y}: $%{x:.4g}<extra></extra>",
     )  # fmt: skip
     return as_bill(
-        figure, "Cost so far", bool(table["modelled"].all()), showlegend=False, xaxis_rangemode="tozero",
-        yaxis_autorange="reversed",
+        figure, "Cost so far", whole, showlegend=False, xaxis_rangemode="tozero",
+        yaxis={"autorange": "reversed", "type": "category", "tickvals": names, "ticktext": ticks},
     )  # fmt: skip
 
 

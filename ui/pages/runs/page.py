@@ -52,19 +52,21 @@ def _show_table(table: pd.DataFrame) -> None:
     if table.empty:
         st.caption("No run matches; clear the search and filters, or switch on *Archived* and *Checks*.")
         return
+    unused = [name for name in ("purpose", "tags", "note", "modelled") if not any(table[name].tolist())]
+    unused += ["exact_now"] * (not any(table["verdicts"]))
     shown = table.assign(
         created_at=table["created_at"].map(moment), tags=table["tags"].map(list),
         wall_s=table["wall_s"].map(duration),
-        modelled=["modelled" if modelled else "as set" for modelled in table["modelled"]],
-    ).loc[:, list(_COLUMNS)]  # fmt: skip
-    shown.columns = list(_COLUMNS.values())
-    unused = [name for name in ("purpose", "tags", "note") if not any(table[name].tolist())]
-    shown = shown.drop(columns=unused if any(table["verdicts"]) else [*unused, "exact now"])
+        modelled=["modelled" if modelled else "" for modelled in table["modelled"]],
+    ).loc[:, [name for name in _COLUMNS if name not in unused]]  # fmt: skip
+    cheap = table["usd"].between(0, 0.1, inclusive="neither").any()
     event = st.dataframe(
-        shown, hide_index=True, key="run_table", on_select="rerun", selection_mode="single-cell",
+        shown.rename(columns=_COLUMNS), hide_index=True, key="run_table", on_select="rerun",
+        selection_mode="single-cell",
         column_config={
             **{name: st.column_config.NumberColumn(format="%.3f") for name in _SCORES},
-            "US dollars": st.column_config.NumberColumn(format="$%.4f"),
+            "run": st.column_config.TextColumn(width="medium"),
+            "US dollars": st.column_config.NumberColumn(format="$%.4f" if cheap else "$%.2f"),
             "prices": st.column_config.TextColumn(help="modelled: no device was rented"),
             "tags": st.column_config.ListColumn(),
         },

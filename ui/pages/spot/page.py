@@ -86,8 +86,8 @@ def _show_spot_figures(ledger: Ledger) -> None:
          f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
          "Devices that were preempted or failed. Below, how long they had been in their last state: other "
          "devices repeat at most that much. A dash means the run's version did not record losses."),
-        ("Repeated work", short_duration(lost.device_s), usd(lost.usd),
-         "Paid work of iterations that a resumed run repeated because they followed its last checkpoint."),
+        ("Discarded work", short_duration(lost.device_s), usd(lost.usd),
+         "Paid work after the last checkpoint of a run that was killed: its resume repeats it."),
         ("Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",
          f"{percent(ledger.useful_samples / ledger.samples)} gave a gradient" if ledger.samples else None,
          "Samples of kept rollouts per paid device-second. Below, the share of samples that gave a "
@@ -133,7 +133,7 @@ def _show_spot(view: RunView) -> None:
         show_in_pairs(utilisation_charts(utilisation), "use")
         together = max((utilisation["last"] - utilisation["first"] + 1).tolist())
         note = f" Each bar is {together} iterations." if together > 1 else ""
-        st.caption(f"Excludes evaluations and repeated work.{note}")
+        st.caption(f"Excludes evaluations and discarded work.{note}")
     if not decisions.empty:
         st.subheader("Devices rented")
         happened = zip(decisions["happened_at"].map(moment), decisions["message"], strict=True)
@@ -146,8 +146,7 @@ def _show_spot(view: RunView) -> None:
     _show_losses(ledger)
     _show_accounts(ledger)
     offer_downloads(
-        view.row.run_id,
-        {"use of the devices": utilisation, "bill by phase and state": bill_entries(ledger)},
+        view.row.run_id, {"use of the devices": utilisation, "bill by phase and state": bill_entries(ledger)}
     )
 
 

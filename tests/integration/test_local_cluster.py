@@ -28,8 +28,8 @@ from gpu_runtime.cluster.fork_client import ForkedProcess, requesting_command, s
 from gpu_runtime.cluster.fork_request import SIZE_BYTES
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
 from gpu_runtime.cluster.protocol import RemoteActor
+from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
-from tests.tiny_run import tiny_config
 
 LIMIT_S = 240.0
 
@@ -93,7 +93,7 @@ class Unreadable:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tiny_config())
+    cluster = LocalCluster(RunConfig())
     yield cluster
     cluster.shutdown()
 
@@ -120,7 +120,7 @@ def await_end(pid: int) -> None:
 
 
 def test_what_a_worker_prints_is_in_its_file(tmp_path: Path):
-    cluster, log = LocalCluster(tiny_config(), tmp_path / "output"), tmp_path / "output" / "parrot-0.log"
+    cluster, log = LocalCluster(RunConfig(), tmp_path / "output"), tmp_path / "output" / "parrot-0.log"
     try:
         first = cluster.start("parrot-0", Parrot, gpu=False)
         first.call(Parrot.print, "as the first").result(LIMIT_S)
@@ -269,7 +269,7 @@ def test_a_shared_value_lives_until_its_calls_have_ended_and_no_longer(cluster: 
 
 
 def test_clusters_share_the_fork_server_and_end_their_own_workers_only(cluster: LocalCluster, parrot):
-    other = LocalCluster(tiny_config())
+    other = LocalCluster(RunConfig())
     pid, *_ = other.start("parrot-2", Parrot, gpu=False).call(Parrot.where).result(LIMIT_S)
     here, *_ = parrot.call(Parrot.where).result(LIMIT_S)
     assert psutil.Process(pid).ppid() == psutil.Process(here).ppid()
@@ -279,7 +279,7 @@ def test_clusters_share_the_fork_server_and_end_their_own_workers_only(cluster: 
 
 
 def test_a_worker_that_is_forked_while_its_cluster_shuts_down_ends_too(monkeypatch: pytest.MonkeyPatch):
-    late, server = LocalCluster(tiny_config()), start_fork_server()
+    late, server = LocalCluster(RunConfig()), start_fork_server()
 
     def fork(*given: Any) -> ForkedProcess:
         late.shutdown()
@@ -328,10 +328,12 @@ def test_a_requester_that_no_longer_waits_gets_no_worker(cluster: LocalCluster, 
 
 DRIVER = """
 import sys, time
+from gpu_runtime.cluster import fork_client
 from gpu_runtime.cluster.local_cluster import LocalCluster
+from storage.config.run_config import RunConfig
 from tests.integration.test_local_cluster import Parrot
-from tests.tiny_run import tiny_config
-cluster = LocalCluster(tiny_config())
+fork_client.IMPORTED = ("gpu_runtime.cluster.local_worker",)  # a parrot needs no model
+cluster = LocalCluster(RunConfig())
 actors = [cluster.start(f"parrot-{n}", Parrot, gpu=False) for n in range(3)]
 print(*[actor.call(Parrot.where).result()[0] for actor in actors], flush=True)
 actors[0].call(Parrot.sleep)

@@ -8,6 +8,7 @@ It listens before it publishes its address, so that no other program can be take
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -87,8 +88,10 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
             from flows.server.database import provide_prefect_database, take_write_lock_first
 
             take_write_lock_first()
+            application = create_app(final=True)
+        gc.freeze()  # its collections, while a run starts, need not look at all objects of the libraries
         provide_prefect_database(home.prefect / "prefect.db")
-        guarded = ServerGuard(recorded_first(create_app(final=True)), host, names)
+        guarded = ServerGuard(recorded_first(application), host, names)
         settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)
         uvicorn.Server(settings).run(sockets=[listener])
 

@@ -47,8 +47,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
     sys.stdout.flush()  # otherwise each worker prints it again
     sys.stderr.flush()
-    gc.collect()
-    gc.freeze()  # a collection in a worker would copy the pages that it looks at
+    # A collection in a worker would copy the pages that it looks at. One before this takes half a second, for
+    # which all workers wait, and frees no page.
+    gc.freeze()
     while True:
         ready, _, _ = select.select([driver, requests], [], [])
         if requests in ready:

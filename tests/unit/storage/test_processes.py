@@ -104,3 +104,20 @@ def test_imports_are_without_garbage_collection_and_then_it_is_as_before():
         assert not gc.isenabled(), "the process that imports has switched it off itself"
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("before", "looks", "frozen"), [("", 0, False), ("gc.freeze(); ", 1, True)])
+def test_what_was_imported_is_not_collected_as_young_and_what_is_frozen_stays(
+    before: str, looks: int, frozen: bool
+):
+    code = (
+        "import gc; from storage.processes import without_collections\n"
+        f"gc.collect(); {before}frozen = gc.get_freeze_count()\n"
+        "with without_collections(): made = [[] for _ in range(10_000)]\n"
+        "young = {id(one) for number in (0, 1) for one in gc.get_objects(number)}\n"
+        "print(int(id(made[-1]) in young), gc.get_freeze_count() == frozen > 0)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == [str(looks), str(frozen)]

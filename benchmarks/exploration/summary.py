@@ -300,7 +300,13 @@ def _exploration(none: ArmCurves, arm: ArmCurves, arms: Mapping[str, ArmCurves])
         "time_ratio_75_against": {
             name: time_ratio_75(arms[name], arm, MIXED) for name in plain_arms(objective) if name in arms
         },
-        "time_ratio_75_by_arm": {other.name: time_ratio_75(none, other, MIXED) for other in others},
+        **{
+            f"time_ratio_{share}_by_arm": {
+                other.name: ratio(none, other, (seconds[none.name], other.iteration_s(MIXED)), targets[share])
+                for other in others
+            }
+            for share in (75, 100)
+        },
         "gain_at_equal_time": gains_at_equal(none, others, lambda each: each.iteration_s(MIXED)),
         "gain_at_equal_trained": gains_at_equal(none, others, lambda each: each.trained),
         "gain_at_equal_generated": gains_at_equal(none, others, lambda each: each.generated),

@@ -275,7 +275,7 @@ class KeptDrafts:
         self._of: dict[int, dict[tuple[int, int], Delivered]] = {}
 
     def keep(self, plan: SeedPlan, drafts: Iterable[Delivered]) -> None:
-        """Keep the judged drafts that a plan chose, as the rollouts that they equal (but see above)."""
+        """Keep the judged drafts that a plan chose, as rollouts; of a clip, one frame remains."""
         judged = plan.explored_score
         wanted = {(prompt, seed) for prompt, seeds in plan.seeds.items() for seed in seeds} & judged.keys()
         chosen: dict[tuple[int, int], Delivered] = {}

@@ -118,12 +118,12 @@ def test_waiting_for_seeds(wait_s: float, level: str):
     assert ("strategy=stale" in finding.advice) == (level == "warning")
 
 
-def test_loading_and_repeated_work():
+def test_loading_and_discarded_work():
     book = ledger(("spot", "load", 16.0), ("spot", "lost", 6.0), ("spot", "rollout", 78.0))
     assert found(rules.loading, view(), book).level == "warning"
-    again = found(rules.repeated_work, view(checkpoint={"every": 5}), book)
+    again = found(rules.discarded_work, view(checkpoint={"every": 5}), book)
     assert again.advice == "Save more often: lower `checkpoint.every` (now 5) to 1."
-    assert "events" in found(rules.repeated_work, view(), book).advice
+    assert "events" in found(rules.discarded_work, view(), book).advice
 
 
 def test_the_work_that_was_lost_with_devices():
@@ -207,7 +207,9 @@ def test_groups_without_variance(dropped: float, level: str):
     run = view({"groups": [16.0] * 3, "groups_dropped": [dropped] * 3, "reward_mean": [0.9] * 3})
     finding = found(rules.zero_variance, run)
     assert finding.level == level
-    assert "(mean of up to 20 iterations)" in finding.text, "the page Convergence shows the latest one"
+    assert "(mean of the latest iterations, at most 20)" in finding.text, (
+        "the page Convergence shows the latest one"
+    )
     if level != "passed":
         assert "too easy" in finding.advice, "exploration gained least where most images are right"
         usual = view({"groups": [16.0], "groups_dropped": [dropped], "reward_mean": [0.5]})

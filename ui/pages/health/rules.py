@@ -27,7 +27,7 @@ _CUT = 0.02  # of the paid spot time
 _MOST_CANDIDATES = 4096
 _MOST_NAMED = 4  # devices
 _NO_ITERATION = "No iteration is done yet."
-_LATEST = f"mean of up to {RECENT} iterations"
+_LATEST = f"mean of the latest iterations, at most {RECENT}"
 _NO_TIME = "No device time is recorded yet."
 
 
@@ -285,7 +285,7 @@ def loading(evidence: Evidence) -> Judgement:
     )  # fmt: skip
 
 
-def repeated_work(evidence: Evidence) -> Judgement:
+def discarded_work(evidence: Evidence) -> Judgement:
     """Check for paid work that a resumed run repeated."""
     whole, lost = evidence.ledger.spent(), evidence.ledger.lost
     if not whole.device_s:
@@ -382,7 +382,7 @@ RULES: dict[Rule, str] = {
     loading: "Loading weights",
     starts: "Devices that join",
     losses: "Lost devices",
-    repeated_work: "Discarded work",
+    discarded_work: "Discarded work",
     accounts: "The bill",
     clock: "The machine's clock",
 }

@@ -1,9 +1,10 @@
-"""Text and files that users give, and checks of where output goes."""
+"""Dollars as text, text and files that users give, and checks of where output goes."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import os
 import re
 import socket
@@ -32,6 +33,14 @@ _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 def is_text(text: str) -> bool:
     """Return True for text without NUL (C programs cut it off there) or lone surrogates (invalid Unicode)."""
     return _UNWRITABLE.search(text) is None
+
+
+def usd(amount: float) -> str:
+    """Return dollars with as many digits as matter: `$12.35`, `$0.34`, `$0.0085`."""
+    if amount == 0 or amount >= 0.1:
+        return f"${amount:,.2f}"
+    digits = 1 - math.floor(math.log10(amount))
+    return f"${amount:.{digits}f}" if digits <= 8 else "$0.00"
 
 
 def one_line(text: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from storage.evaluations.figures import over_seeds, tagged_estimates
 from storage.record.queries.runs import without_seed
 from storage.record.reading import RecordConnection
 from storage.record.results import too_short
+from storage.text import usd
 
 _WITHOUT = ExplorationConfig().strategy
 """The strategy that explores nothing, the default."""
@@ -35,14 +36,14 @@ class Amount(NamedTuple):
     """A quantity by which runs are matched for comparison: its name in a sentence, and a format."""
 
     title: str
-    form: str
+    form: Callable[[float], str]
 
 
 AMOUNTS: Mapping[str, Amount] = {
-    "iterations": Amount("iterations", "{:,.0f}"),
-    "samples": Amount("trained samples", "{:,.0f}"),
-    "device_s": Amount("paid device time", "{:,.0f} s"),
-    "usd": Amount("dollars", "${:,.2f}"),
+    "iterations": Amount("iterations", "{:,.0f}".format),
+    "samples": Amount("trained samples", "{:,.0f}".format),
+    "device_s": Amount("paid device time", "{:,.0f} s".format),
+    "usd": Amount("dollars", usd),
 }
 
 _PROMPTS, _SEEDS = "95 % t interval over held-out prompts", "95 % t interval over run seeds"
@@ -224,7 +225,7 @@ def in_words(answer: Mapping[str, Any]) -> list[str]:
             mark = f" {MODELLED}" * (answer["modelled"] and amount == "usd")
             found.append(
                 f"{name} minus {answer['baseline']} at equal {AMOUNTS[amount].title} "
-                f"({AMOUNTS[amount].form.format(one['amount'])}{mark}): {one['difference']:+.3f} "
+                f"({AMOUNTS[amount].form(one['amount'])}{mark}): {one['difference']:+.3f} "
                 f"({one['low']:+.3f} to {one['high']:+.3f}), {one['score']:.3f} against "
                 f"{one['baseline']:.3f}."
             )

@@ -13,8 +13,9 @@ import plotly.graph_objects as go
 from storage.record.queries import devices as device_queries
 from storage.record.queries.runs import WorkClock
 from storage.record.reading import RecordConnection
+from storage.text import usd
 from ui.charts.layout import laid_out
-from ui.elements.formatting import chart_text, time_unit, usd
+from ui.elements.formatting import chart_text, time_unit
 from ui.elements.palette import DEGREE_COLOURS, EVENT_COLOUR, REFERENCE_COLOUR, STATE_COLOURS, UNKNOWN_COLOUR
 
 _EVENT_MARKS = {  # kind of event -> symbol, colour

@@ -8,6 +8,7 @@ import re
 import time
 
 from storage.environment import MODELLED
+from storage.text import usd
 
 _ENDINGS = {
     "TerminationSignal": "it was told to stop, by Cancel in Prefect's UI or by SIGTERM",
@@ -36,14 +37,6 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     if longest_s < 180:
         return 1.0, "s"
     return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
-
-
-def usd(amount: float) -> str:
-    """Return dollars with as many digits as matter: `$12.35`, `$0.34`, `$0.0085`."""
-    if amount == 0 or amount >= 0.1:
-        return f"${amount:,.2f}"
-    digits = 1 - math.floor(math.log10(amount))
-    return f"${amount:.{digits}f}" if digits <= 8 else "$0.00"
 
 
 MODELLED_BADGE = ":gray-badge[dollars modelled]"

@@ -119,6 +119,8 @@ def test_scores_are_compared_at_equal_amounts(store: RunStore):
     evaluated(store, "with", 6, [gain * 2 for gain in (0.3, 0.5) for _ in range(PROMPTS // 2)])
     assert answer_of(store, "with", "without")["strategies"]["off_policy"]["at_equal"] == at_equal
     assert "another run seed may give another answer" in how
+    at_equal["usd"]["amount"] = 0.0042  # of a smoke run
+    assert "at equal dollars ($0.0042 (modelled))" in in_words(answer)[4]
 
 
 @pytest.mark.parametrize(("spread", "is_clear"), [(0.1, False), (0.005, True)])

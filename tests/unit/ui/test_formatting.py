@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from storage.prompts.files import load_prompts
 from storage.prompts.sources import as_data_uri, read_source, thumbnail
-from storage.text import file_stem
+from storage.text import file_stem, usd
 from ui.data.run import load_sources
 from ui.elements.formatting import (
     chart_text,
@@ -27,7 +27,6 @@ from ui.elements.formatting import (
     percent,
     plain_markdown,
     short_duration,
-    usd,
 )
 from ui.elements.image_grid import course_html, evaluation_html, gallery_html, large_html
 from ui.elements.widgets import as_file

@@ -9,8 +9,9 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from storage.record.results import too_short
+from storage.text import usd
 from ui.data.run import RunView
-from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
+from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration
 from ui.elements.widgets import TILE_PX, show_tiles
 
 

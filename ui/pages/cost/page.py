@@ -5,9 +5,10 @@ from __future__ import annotations
 import streamlit as st
 
 from storage.record.ledger import Ledger, Spent, bill_entries, read_ledger
+from storage.text import usd
 from ui.charts import cost
 from ui.data.run import RunView, load
-from ui.elements.formatting import markdown_text, money, percent, short_duration, usd
+from ui.elements.formatting import markdown_text, money, percent, short_duration
 from ui.elements.run_page import show_page
 from ui.elements.widgets import Tile, offer_downloads, show_in_pairs, show_tiles
 

@@ -10,10 +10,11 @@ from storage.record.ledger import MOST_UNACCOUNTED, Ledger, bill_entries, read_l
 from storage.record.queries import devices as device_queries
 from storage.record.queries.runs import events
 from storage.record.reading import RecordConnection
+from storage.text import usd
 from ui.charts.devices import MOST_BARS, gantt_chart, groups_chart, read_course, utilisation_charts
 from ui.data.run import IDLE_SPOT_ADVICE, RunView, load
 from ui.elements.formatting import figure as as_figure
-from ui.elements.formatting import fine_percent, markdown_text, moment, money, percent, short_duration, usd
+from ui.elements.formatting import fine_percent, markdown_text, moment, money, percent, short_duration
 from ui.elements.run_page import show_page
 from ui.elements.widgets import (
     PLOT_SETTINGS,

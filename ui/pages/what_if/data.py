@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from storage.text import usd
 from ui.charts.devices import MOST_BARS, MOST_INTERVALS, DeviceCourse
 from ui.charts.layout import laid_out
-from ui.elements.formatting import SIMULATED, percent, short_duration, time_unit, usd
+from ui.elements.formatting import SIMULATED, percent, short_duration, time_unit
 from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 from ui.pages.what_if.question import Question
 

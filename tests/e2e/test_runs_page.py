@@ -250,6 +250,16 @@ def test_names_of_runs_leave_room_for_the_bars_of_their_cost():
     assert alike.xaxis.title.text == "US dollars (modelled)"
 
 
+def test_a_large_bill_has_no_exponent_under_the_pointer(recorded: None):
+    """Plotly writes 12345.678 in the format `.4g` as 1.235e+4."""
+    table = pd.DataFrame({"run_id": ["a"], "modelled": [False], "usd": [12345.678]})
+    bills = [str(chart.proto) for chart in opened_page("cost").get("plotly_chart")]
+    shown = [
+        found for text in [*bills, str(paid_chart(table))] for found in re.findall(r"\$%{[xy]:(.*?)}", text)
+    ]
+    assert len(shown) > 4 and {*shown} == {",.4r"}
+
+
 def test_no_more_runs_are_compared_at_first_than_fit():
     table = pd.DataFrame({"run_id": list("abcd"), "score_now": [0.5] * 4, "task": ["x", "y", "x", "x"]})
     assert first_compared(table, 2) == ["a", "c"]

@@ -89,7 +89,7 @@ def bill_charts(view: RunView, ledger: Ledger) -> list[go.Figure]:
     so_far = go.Figure()
     for market, colour in MARKET_COLOURS.items():
         paid = view.cost[f"{market}_usd"]
-        hover = {"stackgroup": "markets", "hovertemplate": "$%{y:.4g}"}
+        hover = {"stackgroup": "markets", "hovertemplate": "$%{y:,.4r}"}
         add_line(so_far, view.cost["iteration"], paid, market, colour, 1.5, **hover)
     laid_out(
         so_far, "Cost so far, by market", "Iteration", dollars(view.is_modelled),
@@ -126,7 +126,7 @@ def market_bars(
         figure.add_bar(
             y=[names[value] for value in order], x=part["usd"], name=market, orientation="h",
             marker={"color": colour}, customdata=part["device_s"],
-            hovertemplate="$%{x:.4g}, %{customdata:.0f} device-seconds",
+            hovertemplate="$%{x:,.4r}, %{customdata:.0f} device-seconds",
         )  # fmt: skip
     return as_bill(figure, title, modelled)
 
@@ -146,6 +146,6 @@ def _on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
                 "color": MARKET_COLOURS["reserved" if hypothetical else name],
                 "pattern": {"shape": "/" if hypothetical else ""},
             },
-            hovertemplate="$%{x:.4g}",
+            hovertemplate="$%{x:,.4r}",
         )  # fmt: skip
     return as_bill(figure, "The bill, and on demand only", modelled, yaxis_autorange="reversed")

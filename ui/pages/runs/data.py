@@ -253,7 +253,7 @@ def paid_chart(table: pd.DataFrame) -> go.Figure:
     figure = go.Figure()
     figure.add_bar(
         y=names, x=table["usd"], orientation="h",
-        marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="%{y}: $%{x:.4g}<extra></extra>",
+        marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="%{y}: $%{x:,.4r}<extra></extra>",
     )  # fmt: skip
     return as_bill(
         figure, "Cost so far", whole, showlegend=False, xaxis_rangemode="tozero",

@@ -230,7 +230,7 @@ def policy_chart(policies: Sequence[Mapping[str, Any]]) -> go.Figure:
                 "symbol": RUN_SYMBOLS[number % len(RUN_SYMBOLS)],
             },
             error_x=_interval(time, unit_s), error_y=_interval(dollars),
-            hovertemplate=f"{row['policy']}: %{{x:.3g}} {unit}, $%{{y:,.4g}}<extra></extra>",
+            hovertemplate=f"{row['policy']}: %{{x:.3g}} {unit}, $%{{y:,.4r}}<extra></extra>",
         )  # fmt: skip
     return laid_out(
         figure, f"Dollars and time by policy {SIMULATED}", f"Time ({unit})", "US dollars",

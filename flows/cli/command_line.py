@@ -199,7 +199,7 @@ def _print_json(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value))
 
 
-_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_INTERRUPTED, _TERMINATED, _HUNG_UP = (128 + n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 """Exit codes of a process that ends by these signals."""
 
 
@@ -211,8 +211,8 @@ def main() -> None:
     except RunCancelledError:
         leave(_TERMINATED, at_once=True)
     except SystemExit as ended:
-        if ended.code == _TERMINATED:
-            leave(_TERMINATED, at_once=True)
+        if ended.code in (_TERMINATED, _HUNG_UP):
+            leave(int(ended.code), at_once=True)
         raise
     except SpotlightError as error:
         _refuse(str(error))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first signal ends the work in order, later ones do not disturb that.
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends the work in order, later ones do not disturb that.
 
 An exception during the shutdown or inside Prefect would leave a run without a state: there the signal waits.
 Imports nothing heavy, so that a command that is still starting ends in the same way.
@@ -25,8 +25,8 @@ _DEFERRED_S = 3.0
 
 _LOOK_S = 0.02
 _OURS = ("flows.", "tasks.", "gpu_runtime.", "storage.")
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""The signals handled; the last one is our own, while a signal waits."""
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+"""The signals handled: SIGHUP is that of a closed terminal, the last one our own, while a signal waits."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -93,14 +93,18 @@ def stops_in_order(words: str | Callable[[], str]) -> Iterator[None]:
 
     Raises:
         KeyboardInterrupt: the work was ended by Ctrl-C.
-        SystemExit: the work was ended by SIGTERM.
+        SystemExit: the work was ended by SIGTERM or SIGHUP.
         RunCancelledError: the work was cancelled in the Prefect UI.
     """
     if threading.current_thread() is not threading.main_thread() or _own_handler() is not None:
         yield
         return
     handler = _Handler()
-    before = {number: signal.signal(number, handler) for number in _NUMBERS}
+    # nohup ignores SIGHUP: that stays.
+    handled = [
+        number for number in _NUMBERS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
         handler.end_waiting()

@@ -55,7 +55,7 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
             while a person waits. Exit handlers of libraries, such as Ray's, still run.
     """
     if _gave_up or at_once:
-        for number in (signal.SIGINT, signal.SIGTERM):  # it is already ending
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it is already ending
             signal.signal(number, signal.SIG_IGN)
         if not _gave_up:  # Prefect's hook has no limit
             atexit._run_exitfuncs()

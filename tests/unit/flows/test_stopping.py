@@ -52,6 +52,7 @@ except KeyboardInterrupt:
         ((signal.SIGINT, signal.SIGINT), 130, ["interrupted"]),
         ((signal.SIGINT, signal.SIGTERM), 130, ["interrupted"]),
         ((signal.SIGTERM, signal.SIGINT), 143, []),
+        ((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM), 129, []),
     ],
 )
 def test_a_second_signal_does_not_disturb_the_end(
@@ -68,6 +69,21 @@ def test_a_second_signal_does_not_disturb_the_end(
     out, error = child.communicate()
     assert out.splitlines() == ["ended in order", "Stopped; nothing is kept.", *said]
     assert (child.returncode, error) == (code, "")
+
+
+def test_a_terminal_that_closes_does_not_end_what_nohup_started():
+    child = subprocess.Popen(
+        ["nohup", sys.executable, "-c", SCRIPT], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(timeout=1.0)
+    child.send_signal(signal.SIGTERM)
+    child.communicate()
+    assert child.returncode == 143
 
 
 def test_earlier_handlers_are_back_once_the_work_has_stopped(capsys: pytest.CaptureFixture[str]):

@@ -167,11 +167,11 @@ def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
         ]
     configs = {name: arm_config(task, name, 0) for name in recipes}
     arms = arm_curves(best, configs)
-    # Of each exploring arm whose arm without exploration is tuned; 0 where it gains too little.
+    # Of each exploring arm whose arm without exploration has the same curves; 0 where it gains too little.
     ratios = {
         name: time_ratio_75(arms[plain], arm, MIXED)["median"] or 0.0
         for name, arm in arms.items()
-        if (plain := ARMS[name].plain) in arms
+        if (plain := ARMS[name].plain) in arms and arms[plain].curves.keys() == arm.curves.keys()
     }
     objectives = {ARMS[name].objective for name in ratios}
     chosen = {

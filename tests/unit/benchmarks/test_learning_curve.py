@@ -358,8 +358,11 @@ def test_long_curves_choose_between_the_two_recipes_that_are_best_by_short_ones(
     assert tuned.recipes["plain_nft_shared"] == second
     tried = tuned.figures["arms"]["plain_nft_shared"]["tried"]
     assert [one.get("final_gain") for one in tried[:3]] == [0.03, 0.06, None]
-    some = {key: curve for key, curve in curves.items() if key[1:] != (second, FINAL_SEEDS[1])}
+    missing = ("plain_nft_shared", second, FINAL_SEEDS[1])
+    some = {key: curve for key, curve in curves.items() if key != missing}
     assert choose("ocr-graded", some).recipes["plain_nft_shared"] == first, "not all long curves are made"
+    compared = choose("ocr-graded", some).figures["arms"]["off_policy_32"]["time_ratio_75"]
+    assert compared is None, "its arm without exploration has only short curves"
 
 
 def test_finalists_run_as_long_as_reported_curves():

@@ -89,14 +89,15 @@ def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: RayCluster):
         under_way.result(timeout=240)
 
 
-def test_ray_does_not_take_sigterm_over():
-    """Its own handler would wait half a minute for a cluster to empty that is still starting."""
-    ours, rays = signal.getsignal(signal.SIGTERM), ray_utils.set_sigterm_handler
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_ray_takes_no_signal_over(number: signal.Signals):
+    """Its own handler for SIGTERM would wait half a minute for a cluster to empty that is still starting."""
+    ours, rays = signal.getsignal(number), ray_utils.set_sigterm_handler
     with kept_signal_handlers():
         ray_utils.set_sigterm_handler(signal.default_int_handler)
-        assert signal.getsignal(signal.SIGTERM) == ours
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    assert signal.getsignal(signal.SIGTERM) == ours
+        assert signal.getsignal(number) == ours
+        signal.signal(number, signal.default_int_handler)
+    assert signal.getsignal(number) == ours
     assert ray_utils.set_sigterm_handler is rays
 
 

@@ -114,7 +114,7 @@ def kept_signal_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in numbers}
 
     def put_back() -> None:

@@ -53,7 +53,8 @@ class FunctionScorer(Scorer):
         except (TypeError, ValueError) as error:
             raise RewardError(f"{self.name} returned {answer!r:.60}; a reward returns a number") from error
         scaled, scale = value, self._options.scale
-        if not math.isfinite(value):  # no score on any scale: an overflow must not become the best one
+        # An overflow must not become the best score; -inf, the log of a probability of 0, is the lowest.
+        if math.isnan(value) or value == math.inf:
             pass
         elif scale == "sigmoid":
             scaled = 1 / (1 + math.exp(-value)) if value > -700 else 0.0

@@ -63,6 +63,9 @@ def too_many(image, prompt, row, more):
 
 def inf(image, prompt):
     return float("inf")
+
+def log_of_zero(image, prompt):
+    return float("-inf")
 """
 IMAGES = [np.full((4, 4, 3), level, np.uint8) for level in (0, 51, 255)]
 PROMPTS = [PromptRecord(0, "a"), PromptRecord(1, "bb"), PromptRecord(2, "cccc")]
@@ -121,6 +124,13 @@ def test_what_a_function_does_wrong_is_told_with_its_line(file: Path, name: str,
 def test_nan_and_infinity_are_no_score_on_any_scale(file: Path, name: str, scale: object):
     said = f"score {name} is not in [0, 1]"
     assert [score.error for score in scores(file, name, scale=scale)] == [said] * 3
+
+
+@pytest.mark.parametrize("scale", ["sigmoid", [-20, 0]])
+def test_the_log_of_zero_is_the_lowest_score_of_a_scale(file: Path, scale: object):
+    assert [(score.value, score.error) for score in scores(file, "log_of_zero", scale=scale)] == [
+        (0, None)
+    ] * 3
 
 
 @pytest.mark.parametrize(

@@ -201,15 +201,16 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> dict[str
     }
 
 
-def time_ratio_75(none: ArmCurves, arm: ArmCurves, *fleets: Fleet) -> dict[str, Any]:
-    """The time that an arm without exploration takes to 75 % of its gain, over that of another arm.
+def time_ratio(none: ArmCurves, arm: ArmCurves, *fleets: Fleet, share: int = 75) -> dict[str, Any]:
+    """The time that an arm without exploration takes to a share of its gain, over that of another arm.
 
     Args:
         none: the arm without exploration, whose gain it is.
         arm: the other one.
         fleets: each arm is on that of them on which it takes less time.
+        share: of the gain, in percent: 25, 50, 75 or 100.
     """
-    return ratio(none, arm, (none.iteration_s(*fleets), arm.iteration_s(*fleets)), none.targets()[75])
+    return ratio(none, arm, (none.iteration_s(*fleets), arm.iteration_s(*fleets)), none.targets()[share])
 
 
 def summarise(
@@ -287,23 +288,22 @@ def _exploration(none: ArmCurves, arm: ArmCurves, arms: Mapping[str, ArmCurves])
         for name, unit in counts.items():
             figures[f"{name}_ratio_{share}"] = ratio(none, arm, (unit(none), unit(arm)), target)
     public = {
-        f"{share:.0%}": time_ratio_75(
+        f"{share:.0%}": time_ratio(
             replace(none, costs=public_costs(share)), replace(arm, costs=public_costs(share)), MIXED
         )
         for share in PUBLIC_SHARES
     }
     return figures | {
-        "exact_time_ratio_75": time_ratio_75(
+        "exact_time_ratio_75": time_ratio(
             replace(none, measure="exact"), replace(arm, measure="exact"), MIXED
         ),
         "public_split_time_ratio_75": public,
         "time_ratio_75_against": {
-            name: time_ratio_75(arms[name], arm, MIXED) for name in plain_arms(objective) if name in arms
+            name: time_ratio(arms[name], arm, MIXED) for name in plain_arms(objective) if name in arms
         },
         **{
             f"time_ratio_{share}_by_arm": {
-                other.name: ratio(none, other, (seconds[none.name], other.iteration_s(MIXED)), targets[share])
-                for other in others
+                other.name: time_ratio(none, other, MIXED, share=share) for other in others
             }
             for share in (75, 100)
         },
@@ -329,7 +329,7 @@ def _against_all_groups(
 ) -> dict[str, Any]:
     """Time of the second baseline over that of the chosen arm; DiffusionNFT's stands for the whole."""
     found = {
-        objective: {"time_ratio_75": time_ratio_75(arms[name], arm, MIXED)}
+        objective: {"time_ratio_75": time_ratio(arms[name], arm, MIXED)}
         for objective, (_, arm) in pairs.items()
         if (name := ALL_GROUPS[objective]) in arms
     }

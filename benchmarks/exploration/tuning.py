@@ -26,7 +26,7 @@ from benchmarks.exploration.arms import ARMS, Recipe, arm_config, arms_of, recip
 from benchmarks.exploration.curve_store import CurveStore, CurveWanted, curve_name
 from benchmarks.exploration.learning_curve import Curve, measure_of
 from benchmarks.exploration.modelled_fleet import MIXED
-from benchmarks.exploration.summary import arm_curves, time_ratio_75
+from benchmarks.exploration.summary import arm_curves, time_ratio
 from benchmarks.models.builtin_prompts import bound_objects
 from storage.config.loading import load_config
 from storage.config.run_config import PromptsConfig
@@ -88,6 +88,10 @@ def tuning_settings(scorer: str, preset: str, folder: Path) -> tuple[str, ...]:
     return tuple(settings)
 
 
+Tried = tuple[str, Recipe, int]
+"""An arm, the recipe that it is tried with, and the run seed."""
+
+
 @dataclass(frozen=True)
 class Tuned:
     """What is chosen.
@@ -101,10 +105,6 @@ class Tuned:
     recipes: Mapping[str, Recipe]
     chosen: Mapping[str, str]
     figures: Mapping[str, Any]
-
-
-Tried = tuple[str, Recipe, int]
-"""An arm, the recipe that it is tried with, and the run seed."""
 
 
 def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[Tried, CurveWanted]:
@@ -128,14 +128,17 @@ def finalists(task: str, arm: str, curves: Mapping[Tried, Curve]) -> list[Recipe
     recipes = recipes_of(task, arm)
     if any((arm, recipe, TUNING_SEED) not in curves for recipe in recipes):
         return []
-    return sorted(recipes, key=lambda one: -_mean_gain(task, arm, [curves[arm, one, TUNING_SEED]]))[
-        :FINALISTS
-    ]
+    short = {one: _mean_gain(task, arm, [curves[arm, one, TUNING_SEED]]) for one in recipes}
+    return sorted(recipes, key=lambda one: -short[one])[:FINALISTS]
 
 
 def _mean_gain(task: str, arm: str, curves: Sequence[Curve]) -> float:
     measure = measure_of(arm_config(task, arm, 0))
     return statistics.fmean(statistics.fmean(curve.gains(measure)[1:]) for curve in curves)
+
+
+def _rows(gains: Mapping[Recipe, float]) -> list[dict[str, Any]]:
+    return [{**vars(one), "mean_gain": round(gain, 4)} for one, gain in gains.items()]
 
 
 def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
@@ -146,30 +149,25 @@ def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
     """
     recipes: dict[str, Recipe] = {}
     tried: dict[str, list[dict[str, Any]]] = {}
+    finals: dict[str, list[dict[str, Any]]] = {}
     best: dict[tuple[str, int], Curve] = {}
     for name in ARMS:
         last = finalists(task, name, curves)
         if not last:
             continue
-        finals = [(name, one, seed) for one in last for seed in FINAL_SEEDS]
-        seeds = FINAL_SEEDS if all(key in curves for key in finals) else (TUNING_SEED,)
-        of_recipe = {one: [curves[name, one, seed] for seed in seeds] for one in last}
-        gains = {one: _mean_gain(task, name, members) for one, members in of_recipe.items()}
+        is_final = all((name, one, seed) in curves for one, seed in product(last, FINAL_SEEDS))
+        seeds = FINAL_SEEDS if is_final else (TUNING_SEED,)
+        gains = {one: _mean_gain(task, name, [curves[name, one, seed] for seed in seeds]) for one in last}
         recipes[name] = recipe = max(last, key=lambda one: gains[one])
         best |= {(name, seed): curves[name, recipe, seed] for seed in seeds}
-        tried[name] = [
-            {
-                **vars(one),
-                "mean_gain": round(_mean_gain(task, name, [curves[name, one, TUNING_SEED]]), 4),
-                **({"final_gain": round(gains[one], 4)} if one in gains and seeds == FINAL_SEEDS else {}),
-            }
-            for one in recipes_of(task, name)
-        ]
+        recipes_tried = recipes_of(task, name)
+        short = {one: _mean_gain(task, name, [curves[name, one, TUNING_SEED]]) for one in recipes_tried}
+        tried[name], finals[name] = _rows(short), _rows(gains) if is_final else []
     configs = {name: arm_config(task, name, 0) for name in recipes}
     arms = arm_curves(best, configs)
     # Of each exploring arm whose arm without exploration has the same curves; 0 where it gains too little.
     ratios = {
-        name: time_ratio_75(arms[plain], arm, MIXED)["median"] or 0.0
+        name: time_ratio(arms[plain], arm, MIXED)["median"] or 0.0
         for name, arm in arms.items()
         if (plain := ARMS[name].plain) in arms and arms[plain].curves.keys() == arm.curves.keys()
     }
@@ -185,6 +183,7 @@ def choose(task: str, curves: Mapping[Tried, Curve]) -> Tuned:
             **vars(recipe),
             "time_ratio_75": ratios.get(name),
             "tried": tried[name],
+            "finals": finals[name],
         }
         for name, recipe in recipes.items()
     }

@@ -16,6 +16,7 @@ from types import FrameType
 
 from flows.progress import reporter
 from storage.errors import RunCancelledError
+from storage.processes import ENDING_SIGNALS
 
 _PATIENCE_S = 10.0
 """Seconds for the shutdown, after which another signal ends the process at once; the run's guard marks it."""
@@ -25,8 +26,8 @@ _DEFERRED_S = 3.0
 
 _LOOK_S = 0.02
 _OURS = ("flows.", "tasks.", "gpu_runtime.", "storage.")
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
-"""The signals handled: SIGHUP is that of a closed terminal, the last one our own, while a signal waits."""
+_NUMBERS = (*ENDING_SIGNALS, signal.SIGALRM)
+"""The signals handled; the last one is our own, while a signal waits."""
 
 
 class Stopped(KeyboardInterrupt):

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from flows.progress import reporter
 from storage.errors import RunNotFoundError, ServerError, SpotlightError
+from storage.processes import ENDING_SIGNALS
 from storage.record.run_store import RunStore
 
 CHECK_THE_SERVER = "check PREFECT_API_URL and PREFECT_API_AUTH_STRING"
@@ -55,7 +56,7 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
             while a person waits. Exit handlers of libraries, such as Ray's, still run.
     """
     if _gave_up or at_once:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it is already ending
+        for number in ENDING_SIGNALS:  # it is already ending
             signal.signal(number, signal.SIG_IGN)
         if not _gave_up:  # Prefect's hook has no limit
             atexit._run_exitfuncs()

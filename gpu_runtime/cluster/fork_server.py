@@ -47,8 +47,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
     sys.stdout.flush()  # otherwise each worker prints it again
     sys.stderr.flush()
-    # A collection in a worker would copy the pages that it looks at. One before this takes half a second, for
-    # which all workers wait, and frees no page.
+    # A collection in a worker would copy the pages that it looks at. None before this: all workers would wait
+    # for it, and the little that it frees is spread over the pages.
     gc.freeze()
     while True:
         ready, _, _ = select.select([driver, requests], [], [])

@@ -85,7 +85,8 @@ def bill_charts(view: RunView, ledger: Ledger) -> list[go.Figure]:
     The last is left out if there is nothing to compare.
     """
     compared, bill = on_demand_cost(ledger, view.is_modelled), bill_entries(ledger)
-    phases = {phase: name for phase, name in _PHASE_NAMES.items() if phase in set(bill["phase"])}
+    recorded = set(bill["phase"])
+    phases = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
     so_far = go.Figure()
     for market, colour in MARKET_COLOURS.items():
         paid = view.cost[f"{market}_usd"]

@@ -11,7 +11,7 @@ from storage.environment import MODELLED
 from storage.text import usd
 
 _ENDINGS = {
-    "TerminationSignal": "it was told to stop, by Cancel in Prefect's UI or by SIGTERM",
+    "TerminationSignal": "it was told to stop, by Cancel in Prefect's UI or by a signal",
     "KeyboardInterrupt": "it was stopped with Ctrl-C",
     "SystemExit": "its process was told to stop",
 }

@@ -128,12 +128,10 @@ def _images(report: Report, connection: RecordConnection, view: RunView) -> None
 
 
 def _quality(report: Report, view: RunView, quality: QualityView) -> None:
-    if not quality.figures:
-        return
     if charts := [*convergence.quality_charts(quality), *convergence.part_charts(view, quality)]:
         report.section("Image quality")
         report.charts(charts)
-    if quality.verdict is not None:
+    if quality.verdict is not None and quality.figures:
         table = convergence.quality_table(quality.verdict)
         report.table(table)
         if any(change.prompts < LEAST_PROMPTS for change in quality.verdict.others):

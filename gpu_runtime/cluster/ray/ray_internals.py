@@ -29,6 +29,8 @@ from ray.core.generated.autoscaler_pb2 import (
 )
 from ray.exceptions import RayError
 
+from storage.processes import ENDING_SIGNALS
+
 LOOPBACK = "127.0.0.1"
 
 _CONNECT_LIMIT_S = 5.0
@@ -114,8 +116,7 @@ def kept_signal_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in numbers}
+    kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
 
     def put_back() -> None:
         for number, handler in kept.items():  # non-Python parts of Ray replace handlers, too

@@ -356,8 +356,8 @@ def test_long_curves_choose_between_the_two_recipes_that_are_best_by_short_ones(
     assert finalists("ocr-graded", "plain_nft_shared", curves) == [first, second]
     tuned = choose("ocr-graded", curves)
     assert tuned.recipes["plain_nft_shared"] == second
-    tried = tuned.figures["arms"]["plain_nft_shared"]["tried"]
-    assert [one.get("final_gain") for one in tried[:3]] == [0.03, 0.06, None]
+    finals = tuned.figures["arms"]["plain_nft_shared"]["finals"]
+    assert [one["mean_gain"] for one in finals] == [0.03, 0.06]
     missing = ("plain_nft_shared", second, FINAL_SEEDS[1])
     some = {key: curve for key, curve in curves.items() if key != missing}
     assert choose("ocr-graded", some).recipes["plain_nft_shared"] == first, "not all long curves are made"

@@ -25,6 +25,7 @@ from storage.config.run_config import RunConfig
 from storage.evaluations.reproductions import Reproduction, write_reproduction
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
+from storage.processes import ENDING_SIGNALS
 from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record
 
@@ -87,12 +88,12 @@ def test_a_terminal_that_closes_does_not_end_what_nohup_started():
 
 
 def test_earlier_handlers_are_back_once_the_work_has_stopped(capsys: pytest.CaptureFixture[str]):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in ENDING_SIGNALS]
     with pytest.raises(Stopped, match=r"^stopped by Ctrl-C$"), stops_in_order("Stopped."):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(10)
     assert capsys.readouterr().out == "Stopped.\n"
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in ENDING_SIGNALS] == before
 
 
 def test_an_end_that_hangs_can_be_cut_short(monkeypatch: pytest.MonkeyPatch):

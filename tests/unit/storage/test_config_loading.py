@@ -123,6 +123,12 @@ def test_a_large_model_has_half_an_hour_to_be_read_or_copied(name: str):
     assert load_config(name, [], {}).runtime.start_timeout_s == 1800
 
 
+@pytest.mark.parametrize("name", [*FAMILY_NAMES, *FEW_NAMES, *WITHOUT_TASK, *CHEAPER])
+def test_a_large_model_s_prompt_group_has_one_window(name: str):
+    sampling = load_config(name, [], {}).sampling
+    assert sampling.shared_window or sampling.window_size == sampling.window_stop
+
+
 def put_over(settings: dict[str, Any], file: Path) -> None:
     """Change settings by a preset or a base, after those that it extends; none repeats what is there."""
     written = tomllib.loads(file.read_text(encoding="utf-8"))

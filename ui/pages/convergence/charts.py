@@ -143,11 +143,13 @@ _TITLES: dict[Group, str] = {  # the second judge is drawn beside the score
 
 
 def quality_charts(quality: QualityView) -> list[go.Figure]:
-    """Return a chart of the change since before training for each group of figures, if there is one."""
+    """Return a chart of the change for each group of measured figures; none before there is a change."""
+    if quality.verdict is None:
+        return []
     figures = []
     for group, title in _TITLES.items():
         names = [name for name in quality.figures if QUALITY[name].group == group]
-        if not names or quality.verdict is None:
+        if not names:
             continue
         figure = go.Figure()
         for place, name in enumerate(names):

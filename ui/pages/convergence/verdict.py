@@ -56,7 +56,9 @@ def show_verdict(view: RunView) -> None:
 
 def show_figures(view: RunView) -> None:
     """Show the big figures in a row; without exact matches if the reward gives no verdict."""
-    done, planned, total_usd = len(view.metrics), view.planned_iterations, view.paid_usd
+    done = len(view.metrics)
+    planned = view.planned_iterations
+    total_usd = view.paid_usd
     spot_s, reserved_s = view.paid("spot_device_s"), view.paid("reserved_device_s")
     row = st.container(horizontal=True)
     _show_measure(row, view, "score", "Score now")
@@ -86,7 +88,7 @@ def _show_measure(row: DeltaGenerator, view: RunView, name: str, title: str) -> 
     as_text = percent if name == "exact" else "{:.3f}".format
     row.metric(
         title, as_text(now),
-        "before training" if len(values) == 1
+        "before training" if view.scores["iteration"].iloc[-1] == 0
         else f"{now - before:+.3f} from {before:.3f}" if name == "score"
         else f"{100 * (now - before):+.0f} from {percent(before)}",
         delta_color="normal" if now != before else "off",

@@ -37,9 +37,8 @@ def _show() -> None:
     shown = pd.DataFrame(
         [
             {
-                "evaluation": row.evaluation_id, "when": moment(row.started_at),
-                "of": row.run_id or "untouched model", "iteration": row.iteration, "images": row.images,
-                "score": row.score,
+                "evaluation": row.evaluation_id, "when": moment(row.started_at), "of": _of(row),
+                "iteration": row.iteration, "images": row.images, "score": row.score,
                 "exact": row.exact if row.gives_verdict else math.nan,
                 "took": duration(row.ended_at - row.started_at),
             }
@@ -51,6 +50,10 @@ def _show() -> None:
     show_frame(shown, "%.3f")
     st.caption("A run's own held-out evaluations are on its Convergence page.")
     _show_one(home, rows)
+
+
+def _of(row: SeparateEvaluation) -> str:
+    return row.run_id or "untouched model"
 
 
 def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:
@@ -72,7 +75,7 @@ def _show_one(home: Home, rows: Sequence[SeparateEvaluation]) -> None:
     exact = f", {percent(row.exact)} exact" if row.gives_verdict else ""
     st.markdown(
         f"**Score {row.score:.3f}{exact}**, {row.images} images of "
-        f"{plain_markdown(row.run_id or 'untouched model')} after {row.iteration} iterations."
+        f"{plain_markdown(_of(row))} after {row.iteration} iterations."
     )
     if row.run_id:
         address = f"/?run={quote(row.run_id, safe='')}"

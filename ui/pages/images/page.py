@@ -54,7 +54,8 @@ def _show_grid(view: RunView, pictured: pd.DataFrame, evaluations: list[int]) ->
     if images.empty:
         st.caption("No pictured prompt contains this; clear the field to see all.")
         return
-    pages, page = -(-len(images) // _ROWS), 1
+    pages = -(-len(images) // _ROWS)
+    page = 1
     if pages > 1:
         page = right.number_input(f"Page (of {pages})", 1, pages, key=f"page-{run_id}-{order}-{words}")
     rows = images.iloc[(page - 1) * _ROWS : page * _ROWS]

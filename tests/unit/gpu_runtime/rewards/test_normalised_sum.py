@@ -74,7 +74,7 @@ def test_terms_are_learned_from_in_place_of_the_value():
 
 
 def test_only_the_batch_s_deviation_keeps_groups_apart_as_in_gdpo():
-    """Of a group in which one of two equal rewards differs, and one in which both do."""
+    """In one group one of two equal rewards differs, in the other one both do."""
     one, both = [scored(0.0, 0.0), scored(1.0, 0.0)], [scored(0.0, 0.0), scored(1.0, 1.0)]
     assert advantages([*one, *both], "batch") == pytest.approx(np.array([-1, 1, -2, 2]) / 2.5**0.5, rel=1e-3)
     assert advantages([*one, *both], "group") == pytest.approx([-1, 1, -1, 1], rel=1e-3)
